@@ -1,0 +1,120 @@
+/*
+ * engine: a text model from GGUF, its tokenizer, chat template, KV cache and sampler. Exposes sessions of
+ * text, no tensors.
+ *
+ * Threads: the engine's own thread owns model, device and KV cache. Everything but fs_engine_generate is
+ * read-only and may be called from any thread; fs_engine_generate blocks its caller while the engine's thread
+ * works, one call at a time in the order of arrival. Lifetime: prompts hold references to their rows and do
+ * not refer to the messages they were made from.
+ */
+#ifndef FS_SERVER_ENGINE_H
+#define FS_SERVER_ENGINE_H
+
+#include "server/rows/rows.h"
+
+struct fs_engine;
+
+struct fs_engine_opts {
+	const char *model;         /* path of a GGUF, or of a split model's first part */
+	const char *device;        /* as fs_dev_opts */
+	int threads;               /* 0 = all cores */
+	int32_t context;           /* KV cells; 0 = the smaller of the model's and 8192 */
+	const char *chat_template; /* NULL = recognised from the file; else "chatml" | "llama3" | "mistral" |
+	                              "gemma" | "vicuna" */
+	int32_t prefill_chunk;     /* tokens between two looks at the cancel token; 0 = 256 */
+	bool exact;                /* f32 products, for parity tests */
+};
+struct fs_engine_info {
+	const char *arch, *name; /* general.architecture, general.name (or file name) */
+	int32_t n_ctx, n_ctx_train, n_embd, n_vocab, n_layer;
+	bool takes_rows;           /* the architecture places picture rows (qwen2vl) */
+	const char *template_name; /* "chatml" … */
+	const char *device;        /* fs_dev_describe */
+	uint64_t weight_bytes, kv_bytes;
+};
+/* Errors name the file and what is wrong: unknown architecture, tokenizer or chat template (the text names
+ * the config key that helps). */
+int fs_engine_create(const struct fs_engine_opts *o, struct fs_engine **out, struct fs_errbuf *e);
+void fs_engine_destroy(struct fs_engine *en); /* NULL is fine; no call may be running */
+const struct fs_engine_info *fs_engine_info(const struct fs_engine *en);
+
+/* ---- prompts ---- */
+
+enum fs_role { FS_ROLE_SYSTEM, FS_ROLE_USER, FS_ROLE_ASSISTANT, FS_ROLE_TOOL };
+struct fs_part {          /* text, or a picture's rows: one of them */
+	const char *text; /* UTF-8 of text_len bytes; control tokens inside are plain text */
+	size_t text_len;
+	struct fs_rows *rows; /* not NULL: a picture; the prompt takes its own reference */
+};
+struct fs_message {
+	enum fs_role role;
+	const struct fs_part *parts;
+	size_t n_parts;
+};
+struct fs_prompt;
+/* Renders the messages through the model's template, ends with the opening of the assistant's turn.
+ * FS_EINVAL: a role or a picture that this template or model can not take, rows of another width than n_embd.
+ */
+int fs_prompt_from_chat(struct fs_engine *en, const struct fs_message *msgs, size_t n, struct fs_prompt **out,
+        struct fs_errbuf *e);
+/* Plain text, BOS added when the model wants it. */
+int fs_prompt_from_text(
+        struct fs_engine *en, const char *text, size_t len, struct fs_prompt **out, struct fs_errbuf *e);
+/* Token ids as they are, for tests and benches; -1 marks the next of rows[] (n_rows of them). */
+int fs_prompt_from_ids(struct fs_engine *en, const int32_t *ids, size_t n, struct fs_rows *const *rows,
+        size_t n_rows, struct fs_prompt **out, struct fs_errbuf *e);
+void fs_prompt_destroy(struct fs_prompt *p);
+/* KV cells that it takes: tokens and rows. */
+int32_t fs_prompt_cells(const struct fs_prompt *p);
+
+/* ---- generation ---- */
+
+#define FS_MAX_STOPS 16
+struct fs_gen_params {
+	float temperature;    /* 0 = greedy */
+	int32_t top_k;        /* 0 = off */
+	float top_p;          /* 1 = off */
+	float min_p;          /* 0 = off */
+	float repeat_penalty; /* 1 = off; over the last repeat_last_n tokens */
+	float presence_penalty, frequency_penalty;
+	int32_t repeat_last_n; /* 64 */
+	uint64_t seed;         /* used when has_seed, else random */
+	bool has_seed;
+	int32_t max_tokens;              /* <= 0: what fits */
+	const char *stops[FS_MAX_STOPS]; /* stop strings, not put out; matched across tokens */
+	size_t n_stops;
+};
+void fs_gen_params_default(
+        struct fs_gen_params *p); /* temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, no penalties */
+
+enum fs_finish { FS_FINISH_STOP, FS_FINISH_LENGTH, FS_FINISH_CANCEL, FS_FINISH_ERROR };
+
+/* Called on the engine's thread; must not block for long. Any may be NULL. */
+struct fs_gen_events {
+	void *arg;
+	void (*progress)(void *arg, int32_t done, int32_t total); /* prompt cells, reused ones included */
+	void (*text)(void *arg, const char *utf8,
+	        size_t n); /* whole UTF-8 characters; held back while a stop string may be starting */
+	void (*logits)(void *arg, const float *logits,
+	        int32_t n_vocab); /* before sampling each token; for tests and benches */
+};
+struct fs_gen_result {
+	enum fs_finish finish;
+	int32_t prompt_tokens, reused_tokens, completion_tokens;
+	int64_t prefill_ns, decode_ns;
+	const char *stop; /* the stop string that ended it (one of params.stops), or NULL */
+};
+/*
+ * FS_OK with finish stop, length or cancel (the token fired: whatever text came before is valid). FS_EINVAL:
+ * the prompt does not fit; the text says N tokens, the context and what to do. FS_EINTERNAL: the device
+ * failed. result is filled as far as known in any case.
+ */
+int fs_engine_generate(struct fs_engine *en, const struct fs_prompt *p, const struct fs_gen_params *params,
+        struct fs_cancel *cancel, const struct fs_gen_events *ev, struct fs_gen_result *result,
+        struct fs_errbuf *e);
+
+/* Logits of every prompt position, [cells][n_vocab], without sampling and without the cache; for parity
+ * tests. */
+int fs_engine_logits(struct fs_engine *en, const struct fs_prompt *p, float *out, struct fs_errbuf *e);
+
+#endif

@@ -1,0 +1,67 @@
+/*
+ * ssh: one libssh2 session with one exec channel to a vision host, as a non-blocking byte stream. Resolves
+ * the host by ~/.ssh/config (Host patterns, HostName, User, Port, IdentityFile, UserKnownHostsFile,
+ * HostKeyAlias, IdentitiesOnly, Include), checks the host key against known_hosts always, authenticates with
+ * key files and the agent.
+ *
+ * Threads: an fs_ssh belongs to one thread; fs_ssh_init once before threads. Only fs_ssh_resolve and the
+ * parsers are free of that. It refuses: unknown, changed and revoked host keys; keys readable by others;
+ * passwords; ProxyJump and ProxyCommand (a clear error).
+ */
+#ifndef FS_SERVER_SSH_H
+#define FS_SERVER_SSH_H
+
+#include "common/base/base.h"
+
+int fs_ssh_init(struct fs_errbuf *e);
+
+#define FS_SSH_MAX_KEYS 8
+struct fs_ssh_opts {
+	const char *host;        /* "alias", "host", "user@host" or "user@host:port" as the admin wrote it */
+	int port;                /* 0 = from the above, ~/.ssh/config, 22 */
+	const char *identity;    /* a key file that goes before those of ~/.ssh/config; NULL = none */
+	const char *config_file; /* NULL = ~/.ssh/config */
+	const char *known_hosts; /* NULL = UserKnownHostsFile or ~/.ssh/known_hosts, then
+	                            /etc/ssh/ssh_known_hosts */
+	const char *command;     /* what the channel executes; NULL = "farsight-agent" */
+};
+
+/* What the name came to mean; for messages and tests. */
+struct fs_ssh_target {
+	char hostname[256], user[64], host_key_alias[256];
+	int port;
+	char identity[FS_SSH_MAX_KEYS][512];
+	int n_identities;
+	bool identities_only;
+	char known_hosts[512];
+	char identity_agent[512]; /* socket; "" = SSH_AUTH_SOCK; "none" = no agent */
+};
+int fs_ssh_resolve(const struct fs_ssh_opts *o, struct fs_ssh_target *out, struct fs_errbuf *e);
+
+struct fs_ssh;
+/*
+ * Connects, checks, authenticates, starts the command. Returns by the deadline (monotonic ns), or
+ * FS_ECANCELLED as soon as wake_fd (an fs_wake descriptor, -1 = none) is readable and cancelled() says so.
+ * Errors name which of name, route, port, host key, user, key or remote program was wrong and what to type
+ * next.
+ */
+int fs_ssh_connect(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg),
+        void *arg, struct fs_ssh **out, struct fs_errbuf *e);
+/* Never waits for the peer: shuts the socket down first. NULL is fine. */
+void fs_ssh_close(struct fs_ssh *s);
+
+/* > 0 bytes read; 0 = nothing now; FS_EUNAVAILABLE = the channel ended or the connection broke (text says
+ * how, with the remote exit status). */
+ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e);
+/* Bytes the command wrote to stderr; same results, never an error at its end. */
+ssize_t fs_ssh_read_stderr(struct fs_ssh *s, void *buf, size_t n);
+/* > 0 bytes taken; 0 = nothing now. After 0 (or a short count) the next call must pass the same bytes again
+ * from where it stopped, at the same address: libssh2 remembers them. fs_ssh_write_pending tells that such a
+ * call is outstanding; no other call may come between. */
+ssize_t fs_ssh_write(struct fs_ssh *s, const void *buf, size_t n, struct fs_errbuf *e);
+bool fs_ssh_write_pending(const struct fs_ssh *s);
+/* Waits until the session can go on, wake_fd is readable, or the deadline passes. want_write: there is data
+ * to write. Negative on poll failure. */
+int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline);
+
+#endif

@@ -1,0 +1,71 @@
+/*
+ * vision: the main PC's side of borrowing eyes. Owns one thread a vision host: it keeps the ssh channel up
+ * (reconnecting in the background with growing back-off and jitter), speaks frames, pings, and matches
+ * answers to requests by id. Requests submit from any thread and wait with their cancel token. A host known
+ * to be down is refused at once.
+ */
+#ifndef FS_SERVER_VISION_H
+#define FS_SERVER_VISION_H
+
+#include "server/rows/rows.h"
+
+struct fs_vision;
+
+#define FS_VISION_MAX_HOSTS 16
+struct fs_vision_host_opts {
+	const char *host; /* as fs_ssh_opts */
+	int port;
+	const char *identity, *known_hosts, *config_file, *command; /* NULL = defaults */
+};
+struct fs_vision_opts {
+	struct fs_vision_host_opts hosts[FS_VISION_MAX_HOSTS];
+	size_t n_hosts;
+	int32_t n_embd; /* the text model's; a host whose rows have another width is refused by name */
+	const char *fingerprint; /* of the mmproj that every host must have; NULL = any, but all the same */
+	bool f16;                /* rows cross as f16 */
+	int connect_timeout_ms;  /* 3000 */
+	int ping_interval_ms;    /* 5000 */
+	int dead_after_ms;       /* silence after which a host is gone; 15000 */
+	int encode_timeout_ms;   /* one encode, queue on the host included; 300000 */
+	int liveness_port;       /* told to hosts; 0 = none */
+};
+int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e);
+void fs_vision_destroy(struct fs_vision
+                *v); /* says BYE where it can, within a second; pending jobs end with FS_EUNAVAILABLE */
+
+struct fs_vision_job; /* owned by who submitted it */
+struct fs_encode_params {
+	int32_t min_tokens, max_tokens; /* 0 = the host's */
+};
+/*
+ * Starts an encode and returns at once. bytes are copied. key: 32 bytes that name the rows. FS_EUNAVAILABLE
+ * at once when no host is up (text: "<host>: <cause>"), except while the very first connection attempt is
+ * still going on: then it waits for it, at most connect_timeout_ms. cancel fires: the host is told (CANCEL
+ * frame) and the job ends with FS_ECANCELLED within 100 ms.
+ */
+int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32],
+        const struct fs_encode_params *p, struct fs_cancel *cancel, struct fs_vision_job **out,
+        struct fs_errbuf *e);
+/* Waits for the end. FS_OK: *rows is one reference. FS_EINVAL: the encoder refused the picture (its text).
+ * FS_EUNAVAILABLE: host lost, retries used up. */
+int fs_vision_wait(struct fs_vision_job *job, struct fs_rows **rows, struct fs_errbuf *e);
+/* Waits for the job's end first when it is still running (cancel it before). NULL is fine. */
+void fs_vision_job_destroy(struct fs_vision_job *job);
+
+enum fs_host_state { FS_HOST_CONNECTING, FS_HOST_STARTING, FS_HOST_UP, FS_HOST_DOWN };
+struct fs_host_status {
+	char host[128];
+	enum fs_host_state state;
+	char cause[512]; /* of DOWN */
+	char device[64];
+	char fingerprint[33];
+	int32_t min_tokens, max_tokens;
+	double rtt_ms; /* of the last ping; 0 = unknown */
+	uint64_t encodes, errors, bytes_up, bytes_down;
+	uint32_t outstanding;
+	int64_t since; /* monotonic ns of the last change of state */
+};
+size_t fs_vision_status(struct fs_vision *v, struct fs_host_status *out, size_t cap);
+const char *fs_host_state_name(enum fs_host_state s);
+
+#endif
