@@ -1,0 +1,424 @@
+/* The table of keys, and reading JSON through it. Runs on the main thread before any other starts. */
+#include "server/config/config.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum type { T_STRING, T_INT, T_REAL, T_BOOL };
+
+struct key {
+	const char *name; /* "vision.remote": an object and its member */
+	enum type type;
+	size_t offset;
+	double min, max;      /* T_INT and T_REAL */
+	const char *fallback; /* the default, as JSON */
+	const char *words;    /* T_STRING: allowed values, separated by '|'; NULL = any */
+	const char *help;
+};
+
+#define AT(field) offsetof(struct fs_config, field)
+
+static const struct key keys[] = {
+        {"model", T_STRING, AT(model), 0, 0, "null", NULL,
+                "Path of the text model, a GGUF file (a split model: its first part). Required."},
+        {"name", T_STRING, AT(name), 0, 0, "null", NULL,
+                "The model's name in answers and in /v1/models. Default: the name inside the file."},
+        {"listen", T_STRING, AT(listen), 0, 0, "\"127.0.0.1:8080\"", NULL,
+                "Address and port of the HTTP API; port 0 takes a free one and logs it."},
+        {"device", T_STRING, AT(device), 0, 0, "\"auto\"", NULL,
+                "Where the text model runs: \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"."},
+        {"threads", T_INT, AT(threads), 0, 1024, "0", NULL,
+                "CPU threads of the engine; 0 = the cores this process may use."},
+        {"context", T_INT, AT(context), 0, 1 << 24, "0", NULL,
+                "Context in tokens; 0 = the smaller of the model's own and 8192."},
+        {"chat_template", T_STRING, AT(chat_template), 0, 0, "null", "chatml|llama3|mistral|gemma|vicuna",
+                "Chooses the chat template's family when the model's own is not recognised."},
+        {"log_level", T_STRING, AT(log_level), 0, 0, "\"info\"", "error|warn|info|debug",
+                "How much is logged to stderr."},
+        {"timeout_s", T_INT, AT(timeout_s), 1, 86400, "600", NULL,
+                "Seconds a request may take in all; then it is cancelled."},
+        {"drain_s", T_INT, AT(drain_s), 0, 3600, "5", NULL,
+                "Seconds that running answers get after the first SIGINT or SIGTERM."},
+        {"workers", T_INT, AT(workers), 1, 256, "16", NULL,
+                "Requests handled at once (most of them wait: for pictures or for the engine)."},
+        {"queue_depth", T_INT, AT(queue_depth), 1, 4096, "64", NULL,
+                "Requests that may wait for a worker, and for the engine; past it the answer is 503."},
+        {"max_body_mb", T_INT, AT(max_body_mb), 1, 1024, "64", NULL, "Largest request body in MiB."},
+        {"max_pictures", T_INT, AT(max_pictures), 0, 256, "16", NULL, "Most pictures in one request."},
+        {"max_picture_mb", T_INT, AT(max_picture_mb), 1, 64, "20", NULL,
+                "Largest picture in MiB, as encoded."},
+        {"max_picture_mpx", T_INT, AT(max_picture_mpx), 1, 1000, "50", NULL,
+                "Largest picture in million pixels."},
+        {"sampling.temperature", T_REAL, AT(sampling.temperature), 0, 10, "0.8", NULL,
+                "Used when a request gives none; 0 = always the likeliest token."},
+        {"sampling.top_k", T_INT, AT(sampling.top_k), 0, 1 << 20, "40", NULL, "As above; 0 = off."},
+        {"sampling.top_p", T_REAL, AT(sampling.top_p), 0, 1, "0.95", NULL, "As above; 1 = off."},
+        {"sampling.min_p", T_REAL, AT(sampling.min_p), 0, 1, "0.05", NULL, "As above; 0 = off."},
+        {"sampling.repeat_penalty", T_REAL, AT(sampling.repeat_penalty), 0.01, 10, "1", NULL,
+                "As above; 1 = off."},
+        {"vision.remote", T_BOOL, AT(vision.remote), 0, 0, "false", NULL,
+                "Pictures are encoded on the vision hosts of vision.hosts. Without it pictures are refused."},
+        {"vision.fingerprint", T_STRING, AT(vision.fingerprint), 0, 0, "null", NULL,
+                "Fingerprint of the mmproj that hosts must have; default: any whose rows fit the text "
+                "model."},
+        {"vision.rows_dtype", T_STRING, AT(vision.rows_dtype), 0, 0, "\"f32\"", "f32|f16",
+                "How rows cross the network; f16 halves the bytes."},
+        {"vision.connect_timeout_s", T_INT, AT(vision.connect_timeout_s), 1, 300, "3", NULL,
+                "Seconds to reach a host, ssh handshake included."},
+        {"vision.encode_timeout_s", T_INT, AT(vision.encode_timeout_s), 1, 86400, "300", NULL,
+                "Seconds one encode may take, its wait on the host included."},
+        {"vision.ping_interval_s", T_INT, AT(vision.ping_interval_s), 1, 3600, "5", NULL,
+                "Seconds between two pings on a quiet channel."},
+        {"vision.dead_after_s", T_INT, AT(vision.dead_after_s), 2, 3600, "15", NULL,
+                "Seconds of silence after which a host is taken for gone."},
+};
+
+/* The members of one element of vision.hosts. */
+static const struct {
+	const char *name;
+	size_t offset;
+	bool is_port;
+	const char *help;
+} host_keys[] = {
+        {"host", offsetof(struct fs_config_host, host), false,
+                "Alias of ~/.ssh/config, host, user@host or user@host:port. Required."},
+        {"port", offsetof(struct fs_config_host, port), true,
+                "ssh port; default: from ~/.ssh/config, else 22."},
+        {"identity", offsetof(struct fs_config_host, identity), false,
+                "Private key file, tried before those of ~/.ssh/config and the agent."},
+        {"known_hosts", offsetof(struct fs_config_host, known_hosts), false,
+                "Known-hosts file used instead of ~/.ssh/known_hosts."},
+        {"ssh_config", offsetof(struct fs_config_host, ssh_config), false,
+                "File read instead of ~/.ssh/config."},
+        {"command", offsetof(struct fs_config_host, command), false,
+                "What the ssh channel executes; default farsight-agent."},
+};
+
+static void *field(struct fs_config *c, size_t offset)
+{
+	return (char *)c + offset;
+}
+
+static int set_string(char **dst, const char *s, struct fs_errbuf *e)
+{
+	char *copy = s ? strdup(s) : NULL;
+	if (s && !copy)
+		return fs_fail(e, FS_ENOMEM, "out of memory");
+	free(*dst);
+	*dst = copy;
+	return FS_OK;
+}
+
+static bool is_word(const char *words, const char *s)
+{
+	size_t n = strlen(s);
+	for (const char *w = words; *w;) {
+		size_t len = strcspn(w, "|");
+		if (len == n && memcmp(w, s, n) == 0)
+			return true;
+		w += len + (w[len] == '|');
+	}
+	return false;
+}
+
+static int set_key(struct fs_config *c, const struct key *k, const json_t *v, struct fs_errbuf *e)
+{
+	void *dst = field(c, k->offset);
+	switch (k->type) {
+	case T_STRING:
+		if (json_is_null(v))
+			return set_string(dst, NULL, e);
+		if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
+			return fs_fail(e, FS_EINVAL, "\"%s\" must be a string", k->name);
+		if (k->words && !is_word(k->words, json_string_value(v)))
+			return fs_fail(e, FS_EINVAL, "\"%s\" must be one of %s, not \"%s\"", k->name,
+			        k->words, json_string_value(v));
+		return set_string(dst, json_string_value(v), e);
+	case T_BOOL:
+		if (!json_is_boolean(v))
+			return fs_fail(e, FS_EINVAL, "\"%s\" must be true or false", k->name);
+		*(bool *)dst = json_is_true(v);
+		return FS_OK;
+	case T_INT:
+		if (!json_is_integer(v) || (double)json_integer_value(v) < k->min ||
+		        (double)json_integer_value(v) > k->max)
+			return fs_fail(e, FS_EINVAL, "\"%s\" must be a whole number from %.0f to %.0f",
+			        k->name, k->min, k->max);
+		*(int64_t *)dst = json_integer_value(v);
+		return FS_OK;
+	case T_REAL:
+		if (!json_is_number(v) || !(json_number_value(v) >= k->min && json_number_value(v) <= k->max))
+			return fs_fail(e, FS_EINVAL, "\"%s\" must be a number from %g to %g", k->name, k->min,
+			        k->max);
+		*(double *)dst = json_number_value(v);
+		return FS_OK;
+	}
+	return FS_EINVAL;
+}
+
+static void finish_host(struct fs_config_host *h)
+{
+	free(h->host);
+	free(h->identity);
+	free(h->known_hosts);
+	free(h->ssh_config);
+	free(h->command);
+	*h = (struct fs_config_host){0};
+}
+
+static void finish_hosts(struct fs_config *c)
+{
+	for (size_t i = 0; i < c->vision.n_hosts; i++)
+		finish_host(&c->vision.hosts[i]);
+	c->vision.n_hosts = 0;
+}
+
+static int unknown_key(
+        const char *where, const char *name, const char *const *known, size_t n, struct fs_errbuf *e)
+{
+	const char *near = fs_config_nearest(name, known, n);
+	if (near)
+		return fs_fail(e, FS_EINVAL, "unknown key \"%s%s\"; did you mean \"%s%s\"?", where, name,
+		        where, near);
+	return fs_fail(
+	        e, FS_EINVAL, "unknown key \"%s%s\"; docs/CONFIG.md lists the known ones", where, name);
+}
+
+static int set_host_member(struct fs_config_host *h, const char *name, const json_t *v, struct fs_errbuf *e)
+{
+	const char *known[FS_ARRAY_LEN(host_keys)];
+	for (size_t i = 0; i < FS_ARRAY_LEN(host_keys); i++) {
+		known[i] = host_keys[i].name;
+		if (strcmp(known[i], name) != 0)
+			continue;
+		void *dst = (char *)h + host_keys[i].offset;
+		if (host_keys[i].is_port) {
+			if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > 65535)
+				return fs_fail(e, FS_EINVAL,
+				        "\"vision.hosts[].port\" must be a whole number from 1 to 65535");
+			*(int64_t *)dst = json_integer_value(v);
+			return FS_OK;
+		}
+		if (!json_is_string(v))
+			return fs_fail(e, FS_EINVAL, "\"vision.hosts[].%s\" must be a string", name);
+		return set_string(dst, json_string_value(v), e);
+	}
+	return unknown_key("vision.hosts[].", name, known, FS_ARRAY_LEN(known), e);
+}
+
+static int add_host(struct fs_config *c, const json_t *v, struct fs_errbuf *e)
+{
+	if (c->vision.n_hosts == FS_CONFIG_MAX_HOSTS)
+		return fs_fail(
+		        e, FS_ELIMIT, "\"vision.hosts\" holds more than %d hosts", FS_CONFIG_MAX_HOSTS);
+	struct fs_config_host *h = &c->vision.hosts[c->vision.n_hosts++];
+	*h = (struct fs_config_host){0};
+	if (json_is_string(v))
+		return set_string(&h->host, json_string_value(v), e);
+	if (!json_is_object(v))
+		return fs_fail(e, FS_EINVAL, "an element of \"vision.hosts\" must be a string or an object");
+	const char *name;
+	json_t *m;
+	json_object_foreach((json_t *)v, name, m)
+	{
+		int rc = set_host_member(h, name, m, e);
+		if (rc)
+			return rc;
+	}
+	if (!h->host || !*h->host)
+		return fs_fail(e, FS_EINVAL, "an element of \"vision.hosts\" lacks \"host\"");
+	return FS_OK;
+}
+
+static int set_hosts(struct fs_config *c, const json_t *v, struct fs_errbuf *e)
+{
+	finish_hosts(c);
+	if (!json_is_array(v))
+		return add_host(c, v, e);
+	for (size_t i = 0; i < json_array_size(v); i++) {
+		int rc = add_host(c, json_array_get(v, i), e);
+		if (rc)
+			return rc;
+	}
+	return FS_OK;
+}
+
+/* name is the full dotted key; where and leaf are its parts, for the error. */
+static int set_by_name(
+        struct fs_config *c, const char *where, const char *leaf, const json_t *v, struct fs_errbuf *e)
+{
+	char name[128];
+	snprintf(name, sizeof(name), "%s%s", where, leaf);
+	if (strcmp(name, "vision.hosts") == 0)
+		return set_hosts(c, v, e);
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
+		if (strcmp(keys[i].name, name) == 0)
+			return set_key(c, &keys[i], v, e);
+
+	const char *known[FS_ARRAY_LEN(keys) + 1];
+	size_t n = 0, skip = strlen(where);
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
+		if (strncmp(keys[i].name, where, skip) == 0 && (skip || !strchr(keys[i].name, '.')))
+			known[n++] = keys[i].name + skip;
+	if (strcmp(where, "vision.") == 0)
+		known[n++] = "hosts";
+	return unknown_key(where, leaf, known, n, e);
+}
+
+static bool is_section(const char *name)
+{
+	size_t n = strlen(name);
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
+		if (strncmp(keys[i].name, name, n) == 0 && keys[i].name[n] == '.')
+			return true;
+	return false;
+}
+
+static int set_object(struct fs_config *c, const char *where, const json_t *o, struct fs_errbuf *e)
+{
+	const char *name;
+	json_t *v;
+	json_object_foreach((json_t *)o, name, v)
+	{
+		int rc;
+		if (!*where && is_section(name)) {
+			char section[64];
+			if (!json_is_object(v))
+				return fs_fail(e, FS_EINVAL, "\"%s\" must be an object", name);
+			snprintf(section, sizeof(section), "%s.", name);
+			rc = set_object(c, section, v, e);
+		} else {
+			rc = set_by_name(c, where, name, v, e);
+		}
+		if (rc)
+			return rc;
+	}
+	return FS_OK;
+}
+
+void fs_config_init(struct fs_config *c)
+{
+	memset(c, 0, sizeof(*c));
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++) {
+		json_t *v = json_loads(keys[i].fallback, JSON_DECODE_ANY, NULL);
+		FS_ASSERT(v && set_key(c, &keys[i], v, NULL) == FS_OK);
+		json_decref(v);
+	}
+}
+
+void fs_config_finish(struct fs_config *c)
+{
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
+		if (keys[i].type == T_STRING)
+			set_string(field(c, keys[i].offset), NULL, NULL);
+	finish_hosts(c);
+}
+
+int fs_config_parse(struct fs_config *c, const char *json, size_t n, const char *from, struct fs_errbuf *e)
+{
+	json_error_t je;
+	json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &je);
+	if (!root)
+		return fs_fail(
+		        e, FS_EFORMAT, "%s, line %d, column %d: %s", from, je.line, je.column, je.text);
+	int rc = json_is_object(root) ? set_object(c, "", root, e)
+	                              : fs_fail(e, FS_EFORMAT, "must be a JSON object");
+	json_decref(root);
+	return rc ? fs_fail_prefix(e, rc, "%s", from) : FS_OK;
+}
+
+int fs_config_load(struct fs_config *c, const char *path, struct fs_errbuf *e)
+{
+	FILE *f = fopen(path, "re");
+	if (!f)
+		return fs_fail_errno(e, FS_EIO, "can not open the config %s", path);
+	struct fs_buf b;
+	fs_buf_init(&b, 1 << 20);
+	char chunk[4096];
+	size_t n;
+	int rc = FS_OK;
+	while (!rc && (n = fread(chunk, 1, sizeof(chunk), f)) > 0)
+		rc = fs_buf_append(&b, chunk, n);
+	if (rc)
+		rc = fs_fail(e, FS_ELIMIT, "%s is larger than 1 MiB", path);
+	else if (ferror(f))
+		rc = fs_fail_errno(e, FS_EIO, "can not read the config %s", path);
+	else
+		rc = fs_config_parse(c, b.data ? (char *)b.data : "", b.len, path, e);
+	fclose(f);
+	fs_buf_finish(&b);
+	return rc;
+}
+
+int fs_config_set(struct fs_config *c, const char *assignment, struct fs_errbuf *e)
+{
+	const char *eq = strchr(assignment, '=');
+	if (!eq || eq - assignment > 100)
+		return fs_fail(e, FS_EINVAL, "--set takes key=value, not \"%s\"", assignment);
+	char name[101];
+	snprintf(name, sizeof(name), "%.*s", (int)(eq - assignment), assignment);
+	json_t *v = json_loads(eq + 1, JSON_DECODE_ANY, NULL);
+	if (!v)
+		v = json_string(eq + 1);
+	if (!v)
+		return fs_fail(e, FS_EINVAL, "the value of \"%s\" is not UTF-8", name);
+	char where[101] = "", *dot = strchr(name, '.');
+	const char *leaf = name;
+	if (dot) {
+		snprintf(where, sizeof(where), "%.*s", (int)(dot + 1 - name), name);
+		leaf = dot + 1;
+	}
+	int rc = set_by_name(c, where, leaf, v, e);
+	json_decref(v);
+	return rc ? fs_fail_prefix(e, rc, "--set") : FS_OK;
+}
+
+int fs_config_check(const struct fs_config *c, struct fs_errbuf *e)
+{
+	if (!c->model)
+		return fs_fail(e, FS_EINVAL, "no text model: set \"model\" to the path of a GGUF file");
+	if (c->vision.remote && c->vision.n_hosts == 0)
+		return fs_fail(e, FS_EINVAL, "\"vision.remote\" is true but \"vision.hosts\" names no host");
+	if (!c->vision.remote && c->vision.n_hosts > 0)
+		return fs_fail(
+		        e, FS_EINVAL, "\"vision.hosts\" is set; set \"vision.remote\": true to use it");
+	if (c->vision.fingerprint && strspn(c->vision.fingerprint, "0123456789abcdef") != 32)
+		return fs_fail(e, FS_EINVAL, "\"vision.fingerprint\" must be 32 lower-case hex digits");
+	if (c->vision.dead_after_s <= c->vision.ping_interval_s)
+		return fs_fail(e, FS_EINVAL,
+		        "\"vision.dead_after_s\" must be larger than \"vision.ping_interval_s\"");
+	return FS_OK;
+}
+
+void fs_config_print_table(FILE *f)
+{
+	static const char *const types[] = {"string", "integer", "number", "boolean"};
+	fputs("| key | type | default | meaning |\n| --- | --- | --- | --- |\n", f);
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++) {
+		const struct key *k = &keys[i];
+		fprintf(f, "| `%s` | %s", k->name, types[k->type]);
+		if (k->type == T_INT || k->type == T_REAL)
+			fprintf(f, ", %g to %g", k->min, k->max);
+		fprintf(f, " | %s%s%s | %s", k->fallback[0] == 'n' ? "" : "`",
+		        k->fallback[0] == 'n' ? "none" : k->fallback, k->fallback[0] == 'n' ? "" : "`",
+		        k->help);
+		if (k->words) {
+			fputs(" One of:", f);
+			for (const char *w = k->words; *w;) {
+				size_t len = strcspn(w, "|");
+				fprintf(f, "%s `%.*s`", w == k->words ? "" : ",", (int)len, w);
+				w += len + (w[len] == '|');
+			}
+			fputs(".", f);
+		}
+		fputs(" |\n", f);
+	}
+	fputs("| `vision.hosts` | string, object or array of them | none | The vision hosts, at most 16. A "
+	      "string is an object with `host` alone. |\n",
+	        f);
+	for (size_t i = 0; i < FS_ARRAY_LEN(host_keys); i++)
+		fprintf(f, "| `vision.hosts[].%s` | %s | none | %s |\n", host_keys[i].name,
+		        host_keys[i].is_port ? "integer, 1 to 65535" : "string", host_keys[i].help);
+}

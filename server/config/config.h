@@ -1,0 +1,57 @@
+/*
+ * config: the server's settings. One table gives every key its name, type, bounds, default and help; the JSON
+ * file, the command line's
+ * --set, the printed help and docs/CONFIG.md all come from it. Read once at start, immutable afterwards, so
+ * any thread may read. It refuses unknown keys (naming the nearest known one), wrong types and values out of
+ * bounds; nothing is ignored.
+ */
+#ifndef FS_SERVER_CONFIG_H
+#define FS_SERVER_CONFIG_H
+
+#include "common/base/base.h"
+
+#include <stdio.h>
+
+#define FS_CONFIG_MAX_HOSTS 16
+
+struct fs_config_host { /* strings owned by the config; NULL = default */
+	char *host;
+	int64_t port;
+	char *identity, *known_hosts, *ssh_config, *command;
+};
+
+struct fs_config {
+	char *model, *name, *listen, *device, *chat_template, *log_level;
+	int64_t threads, context;
+	int64_t timeout_s, drain_s, workers, queue_depth;
+	int64_t max_body_mb, max_pictures, max_picture_mb, max_picture_mpx;
+	struct {
+		double temperature, top_p, min_p, repeat_penalty;
+		int64_t top_k;
+	} sampling;
+	struct {
+		bool remote;
+		char *fingerprint, *rows_dtype;
+		int64_t connect_timeout_s, encode_timeout_s, ping_interval_s, dead_after_s;
+		struct fs_config_host hosts[FS_CONFIG_MAX_HOSTS];
+		size_t n_hosts;
+	} vision;
+};
+
+void fs_config_init(struct fs_config *c); /* the defaults */
+void fs_config_finish(struct fs_config *c);
+/* Reads a JSON file over what is there. Errors name file, key (or line and column) and what is wanted. */
+int fs_config_load(struct fs_config *c, const char *path, struct fs_errbuf *e);
+/* As fs_config_load, from text; `from` names it in errors. */
+int fs_config_parse(struct fs_config *c, const char *json, size_t n, const char *from, struct fs_errbuf *e);
+/* "key=value" as on the command line: the value as JSON, or as a bare string. */
+int fs_config_set(struct fs_config *c, const char *assignment, struct fs_errbuf *e);
+/* What no single key can tell: model missing, vision.remote without hosts, … */
+int fs_config_check(const struct fs_config *c, struct fs_errbuf *e);
+/* The table as Markdown: key, type, default, meaning. */
+void fs_config_print_table(FILE *f);
+
+/* The known word nearest to `word` by edit distance, or NULL when none is near. */
+const char *fs_config_nearest(const char *word, const char *const *known, size_t n);
+
+#endif

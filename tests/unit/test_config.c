@@ -1,0 +1,126 @@
+/* server/config: what is refused, in which words, and that the documentation is the table. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "server/config/config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct fs_errbuf e;
+
+static int parse(struct fs_config *c, const char *json)
+{
+	fs_config_finish(c);
+	fs_config_init(c);
+	return fs_config_parse(c, json, strlen(json), "test.json", &e);
+}
+
+static void reads_values_and_hosts(void **state)
+{
+	struct fs_config c;
+	fs_config_init(&c);
+	assert_int_equal(
+	        parse(&c, "{\"model\":\"m.gguf\",\"threads\":3,\"sampling\":{\"temperature\":0},\"vision\":{"
+	                  "\"remote\":true,"
+	                  "\"hosts\":[\"eyes\",{\"host\":\"u@box\",\"port\":2222,\"identity\":\"/k\"}]}}"),
+	        FS_OK);
+	assert_string_equal(c.model, "m.gguf");
+	assert_int_equal(c.threads, 3);
+	assert_true(c.sampling.temperature == 0.0);
+	assert_true(c.vision.remote);
+	assert_int_equal(c.vision.n_hosts, 2);
+	assert_string_equal(c.vision.hosts[0].host, "eyes");
+	assert_int_equal(c.vision.hosts[1].port, 2222);
+	assert_string_equal(c.vision.hosts[1].identity, "/k");
+	assert_int_equal(fs_config_check(&c, &e), FS_OK);
+	assert_int_equal(fs_config_set(&c, "vision.hosts=other", &e), FS_OK);
+	assert_int_equal(c.vision.n_hosts, 1);
+	assert_int_equal(fs_config_set(&c, "listen=[::1]:0", &e), FS_OK);
+	assert_string_equal(c.listen, "[::1]:0");
+	fs_config_finish(&c);
+}
+
+static void refuses_in_clear_words(void **state)
+{
+	static const struct {
+		const char *json, *text;
+	} cases[] = {
+	        {"{\"modle\":\"x\"}", "test.json: unknown key \"modle\"; did you mean \"model\"?"},
+	        {"{\"vision\":{\"remot\":true}}",
+	                "test.json: unknown key \"vision.remot\"; did you mean \"vision.remote\"?"},
+	        {"{\"vision\":{\"host\":\"x\"}}",
+	                "test.json: unknown key \"vision.host\"; did you mean \"vision.hosts\"?"},
+	        {"{\"vision\":{\"hosts\":[{\"hots\":\"x\"}]}}",
+	                "test.json: unknown key \"vision.hosts[].hots\"; did you mean "
+	                "\"vision.hosts[].host\"?"},
+	        {"{\"xyzzyplugh\":1}",
+	                "test.json: unknown key \"xyzzyplugh\"; docs/CONFIG.md lists the known ones"},
+	        {"{\"threads\":\"two\"}", "test.json: \"threads\" must be a whole number from 0 to 1024"},
+	        {"{\"threads\":-1}", "test.json: \"threads\" must be a whole number from 0 to 1024"},
+	        {"{\"vision\":true}", "test.json: \"vision\" must be an object"},
+	        {"{\"vision\":{\"remote\":\"yes\"}}", "test.json: \"vision.remote\" must be true or false"},
+	        {"{\"chat_template\":\"chat\"}", "test.json: \"chat_template\" must be one of "
+	                                         "chatml|llama3|mistral|gemma|vicuna, not \"chat\""},
+	        {"{\"vision\":{\"hosts\":[{\"port\":1}]}}",
+	                "test.json: an element of \"vision.hosts\" lacks \"host\""},
+	        {"[1]", "test.json: must be a JSON object"},
+	};
+	struct fs_config c;
+	fs_config_init(&c);
+	for (size_t i = 0; i < FS_ARRAY_LEN(cases); i++) {
+		assert_true(parse(&c, cases[i].json) < 0);
+		assert_string_equal(e.text, cases[i].text);
+	}
+	assert_int_equal(parse(&c, "{\"model\":}"), FS_EFORMAT);
+	assert_non_null(strstr(e.text, "test.json, line 1, column"));
+	assert_int_equal(parse(&c, "{\"threads\":1,\"threads\":2}"), FS_EFORMAT);
+	assert_int_equal(fs_config_load(&c, "/nonexistent.json", &e), FS_EIO);
+	fs_config_finish(&c);
+}
+
+static void checks_what_keys_mean_together(void **state)
+{
+	struct fs_config c;
+	fs_config_init(&c);
+	assert_int_equal(parse(&c, "{}"), FS_OK);
+	assert_int_equal(fs_config_check(&c, &e), FS_EINVAL);
+	assert_non_null(strstr(e.text, "\"model\""));
+	assert_int_equal(parse(&c, "{\"model\":\"m\",\"vision\":{\"remote\":true}}"), FS_OK);
+	assert_int_equal(fs_config_check(&c, &e), FS_EINVAL);
+	assert_non_null(strstr(e.text, "\"vision.hosts\""));
+	fs_config_finish(&c);
+}
+
+/* docs/CONFIG.md holds the very table that the program prints. */
+static void documentation_is_the_table(void **state)
+{
+	char path[1024];
+	snprintf(path, sizeof(path), "%s/../docs/CONFIG.md", getenv("FS_TEST_DATA"));
+	FILE *f = fopen(path, "re");
+	assert_non_null(f);
+	char *doc = NULL, *table = NULL;
+	size_t n = 0;
+	assert_true(getdelim(&doc, &n, '\0', f) > 0);
+	fclose(f);
+	FILE *m = open_memstream(&table, &n);
+	fs_config_print_table(m);
+	fclose(m);
+	assert_non_null(strstr(doc, table));
+	free(doc);
+	free(table);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	        cmocka_unit_test(reads_values_and_hosts),
+	        cmocka_unit_test(refuses_in_clear_words),
+	        cmocka_unit_test(checks_what_keys_mean_together),
+	        cmocka_unit_test(documentation_is_the_table),
+	};
+	return cmocka_run_group_tests_name("config", tests, NULL, NULL);
+}
