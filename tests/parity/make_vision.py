@@ -215,7 +215,7 @@ def whole_golden(w, model, inputs, name, pictures):
     for seed in range(100):
         ids, starts = prompt_ids(inputs, pictures, 500 + seed)
         nxt, margin = continuation(model, ids, pixels, grids)
-        key = (min(len(set(nxt)), 4) if margin > 0.15 and IMAGE_PAD not in nxt else 0, margin)
+        key = (min(len(set(nxt)), 4) if margin > 0.15 and not (make_text.END | {IMAGE_PAD}).intersection(nxt) else 0, margin)
         if key > best_key:
             best, best_key = (ids, starts, nxt, margin), key
         if key[0] == 4 and key[1] > 0.2:
@@ -253,7 +253,7 @@ def whole_goldens(model, inputs, out):
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
 SOURCES = {"a": (61, 47), "b": (3, 2), "c": (1, 1), "noise": (32, 24)}
-SIZES = {"a": [(30, 23), (122, 94), (61, 20), (17, 47), (1, 1), (100, 13), (7, 90), (61, 47)], "b": [(10, 7), (2, 2), (1, 5)],
+SIZES = {"a": [(30, 23), (90, 70), (61, 20), (17, 47), (1, 1), (100, 13), (7, 90), (61, 47)], "b": [(10, 7), (2, 2), (1, 5)],
          "c": [(5, 4)], "noise": [(13, 11), (47, 53)]}
 
 
