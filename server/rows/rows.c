@@ -1,0 +1,59 @@
+/*
+ * rows: counted embedding rows. Owns nothing but what it was given; any thread may take and drop references.
+ * It refuses shapes that do not follow wire.h's limits, so holders need not check again.
+ */
+#include "server/rows/rows.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool shape_ok(const struct fs_rows_shape *s)
+{
+	if (s->n_tokens < 1 || s->n_tokens > FS_ROWS_MAX_TOKENS || s->n_embd < 1 ||
+	        s->n_embd > FS_ROWS_MAX_EMBD)
+		return false;
+	if (s->nx < 1 || s->ny < 1 || (int64_t)s->nx * s->ny != s->n_tokens)
+		return false;
+	return (size_t)s->n_tokens * (size_t)s->n_embd * sizeof(float) <= FS_ROWS_MAX_BYTES;
+}
+
+int fs_rows_create(
+        const struct fs_rows_shape *shape, float *data, const uint8_t key[32], struct fs_rows **out)
+{
+	struct fs_rows *r;
+
+	if (data == NULL || !shape_ok(shape)) {
+		free(data);
+		return FS_EINVAL;
+	}
+	r = calloc(1, sizeof(*r));
+	if (r == NULL) {
+		free(data);
+		return FS_ENOMEM;
+	}
+	r->shape = *shape;
+	r->data = data;
+	memcpy(r->key, key, sizeof(r->key));
+	r->refs = 1;
+	*out = r;
+	return FS_OK;
+}
+
+struct fs_rows *fs_rows_ref(struct fs_rows *r)
+{
+	if (r != NULL)
+		FS_ASSERT(__atomic_fetch_add(&r->refs, 1, __ATOMIC_RELAXED) > 0);
+	return r;
+}
+
+void fs_rows_unref(struct fs_rows *r)
+{
+	if (r == NULL)
+		return;
+	int before = __atomic_fetch_sub(&r->refs, 1, __ATOMIC_ACQ_REL);
+	FS_ASSERT(before > 0);
+	if (before == 1) {
+		free(r->data);
+		free(r);
+	}
+}
