@@ -1,9 +1,10 @@
 /*
- * chat: messages to prompt, by the family of the model's chat template: "chatml", "llama3", "mistral", "gemma", "vicuna". The family is recognised by
- * the marks that tokenizer.chat_template holds, and details (default system text, spaces, trimming) are read off its text; the template is not executed.
- * Internal to server/engine and its tests. Immutable once made: any thread.
- * It refuses: templates of no known family (the error names the config key "chat_template" and its values), roles and pictures that the family or
- * the vocabulary has no place for.
+ * chat: messages to prompt, by the family of the model's chat template: "chatml", "llama3", "mistral",
+ * "gemma", "vicuna". The family is recognised by the marks that tokenizer.chat_template holds, and details
+ * (default system text, spaces, trimming) are read off its text; the template is not executed. Internal to
+ * server/engine and its tests. Immutable once made: any thread. It refuses: templates of no known family (the
+ * error names the config key "chat_template" and its values), roles and pictures that the family or the
+ * vocabulary has no place for.
  */
 #ifndef FS_ENGINE_CHAT_H
 #define FS_ENGINE_CHAT_H
@@ -14,33 +15,38 @@
 struct fs_chat;
 
 /*
- * name: a family, or NULL: recognised from g's tokenizer.chat_template, or when that key is absent from the control tokens of t. t must outlive it; g may
- * be closed. FS_EINVAL: an unknown name. FS_ENOTSUP: not recognised.
+ * name: a family, or NULL: recognised from g's tokenizer.chat_template, or when that key is absent from the
+ * control tokens of t. t must outlive it; g may be closed. FS_EINVAL: an unknown name. FS_ENOTSUP: not
+ * recognised.
  */
-int fs_chat_create(const struct fs_gguf *g, const struct fs_tok *t, const char *name, struct fs_chat **out, struct fs_errbuf *e);
+int fs_chat_create(const struct fs_gguf *g, const struct fs_tok *t, const char *name, struct fs_chat **out,
+        struct fs_errbuf *e);
 /* As above with the template's text instead of the file (NULL = absent). */
-int fs_chat_create_text(const char *tmpl, size_t len, const struct fs_tok *t, const char *name, struct fs_chat **out, struct fs_errbuf *e);
+int fs_chat_create_text(const char *tmpl, size_t len, const struct fs_tok *t, const char *name,
+        struct fs_chat **out, struct fs_errbuf *e);
 void fs_chat_destroy(struct fs_chat *c); /* NULL is fine */
 const char *fs_chat_name(const struct fs_chat *c);
 
 /*
- * What the engine calls: the prompt's ids, ending with the opening of the assistant's turn; BOS in front exactly once when the template or the tokenizer
- * wants it. Each picture is one id -1, in the order in which the parts with rows stand in msgs. On failure ids keeps its former length.
- * FS_EINVAL: no message, a role or a picture that this template or vocabulary can not take. FS_ENOMEM: too long.
+ * What the engine calls: the prompt's ids, ending with the opening of the assistant's turn; BOS in front
+ * exactly once when the template or the tokenizer wants it. Each picture is one id -1, in the order in which
+ * the parts with rows stand in msgs. On failure ids keeps its former length. FS_EINVAL: no message, a role or
+ * a picture that this template or vocabulary can not take. FS_ENOMEM: too long.
  */
-int fs_chat_encode(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_ids *ids, struct fs_errbuf *e);
+int fs_chat_encode(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_ids *ids,
+        struct fs_errbuf *e);
 
 /* ---- the step before: the rendered text, in pieces ---- */
 
 enum fs_chat_kind {
 	FS_CHAT_LITERAL, /* from the template: its control tokens count */
-	FS_CHAT_TEXT,	 /* from a message: never a control token */
+	FS_CHAT_TEXT,    /* from a message: never a control token */
 	FS_CHAT_PICTURE, /* rows go here; off == the place in text, len == 0 */
 };
 struct fs_chat_seg {
 	enum fs_chat_kind kind;
 	size_t off, len; /* in text */
-	size_t picture;	 /* its number among the pictures of msgs, from 0 */
+	size_t picture;  /* its number among the pictures of msgs, from 0 */
 };
 struct fs_chat_text {
 	struct fs_buf text; /* the whole rendering, pictures left out */
@@ -50,6 +56,7 @@ struct fs_chat_text {
 void fs_chat_text_init(struct fs_chat_text *r);
 void fs_chat_text_finish(struct fs_chat_text *r);
 /* r must be initialised and empty. */
-int fs_chat_render(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_chat_text *r, struct fs_errbuf *e);
+int fs_chat_render(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_chat_text *r,
+        struct fs_errbuf *e);
 
 #endif
