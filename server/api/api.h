@@ -1,0 +1,42 @@
+/*
+ * api: the JSON of OpenAI's API on top of service: parsing and checking requests, shaping answers, events and
+ * errors. Handlers run on the HTTP loop and hand over to a worker at once. Reference: OpenAI's API, "Create
+ * chat completion" and "List models".
+ */
+#ifndef FS_SERVER_API_H
+#define FS_SERVER_API_H
+
+#include "server/http/http.h"
+#include "server/service/service.h"
+
+struct fs_api {
+	struct fs_service *service;
+	const char *model_name;        /* in answers and in /v1/models */
+	int64_t created;               /* wall clock seconds, of /v1/models */
+	struct fs_gen_params sampling; /* what a request does not say */
+};
+
+/* Handlers; arg is a struct fs_api. */
+void fs_api_chat_completions(void *arg, struct fs_http_request *r); /* POST /v1/chat/completions */
+void fs_api_models(void *arg, struct fs_http_request *r);           /* GET /v1/models */
+void fs_api_health(void *arg, struct fs_http_request *r);           /* GET /health */
+
+/* ---- for tests and fuzzing ---- */
+
+struct fs_openai_chat {
+	struct fs_chat chat;
+	bool stream, include_usage;
+};
+/* Checks and copies everything; out is to be finished by fs_chat_finish(&out->chat) on success only.
+ * max_pictures and picture limits are checked here so that no large picture is decoded first. */
+int fs_openai_parse(const char *json, size_t n, const struct fs_api *api, struct fs_openai_chat *out,
+        struct fs_refusal *why);
+
+/*
+ * RFC 2397 "data:" URL with ";base64": any media type or none, any parameters, any case; padding may be
+ * missing; white space is skipped. *bytes is malloc'd. FS_EINVAL, FS_ELIMIT (more than max bytes).
+ */
+int fs_data_url_decode(
+        const char *url, size_t n, size_t max, uint8_t **bytes, size_t *len, struct fs_errbuf *e);
+
+#endif

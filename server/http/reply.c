@@ -1,0 +1,225 @@
+/* Replies and streams: the public calls post orders from any thread, and the loop thread carries them out
+ * here. */
+#include "server/http/internal.h"
+
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <string.h>
+
+static void add_header(struct evhttp_request *req, const char *name, const char *value)
+{
+	evhttp_add_header(evhttp_request_get_output_headers(req), name, value);
+}
+
+static void add_extra(struct evhttp_request *req, const char *line)
+{
+	const char *colon = line ? strchr(line, ':') : NULL;
+	char name[64];
+	if (!colon || (size_t)(colon - line) >= sizeof(name))
+		return;
+	memcpy(name, line, (size_t)(colon - line));
+	name[colon - line] = '\0';
+	add_header(req, name, colon + 1 + strspn(colon + 1, " "));
+}
+
+static void set_timer(struct fs_http_request *r, int ms)
+{
+	struct timeval tv = {.tv_sec = ms / 1000, .tv_usec = (ms % 1000) * 1000};
+	evtimer_add(r->timer, &tv);
+}
+
+static struct bufferevent *output(struct fs_http_request *r)
+{
+	struct evhttp_connection *evcon = evhttp_request_get_connection(r->req);
+	return evcon ? evhttp_connection_get_bufferevent(evcon) : NULL;
+}
+
+/* What is queued for the socket right now; a client that stops reading makes it grow. */
+static void note_backlog(struct fs_http_request *r, size_t taken)
+{
+	struct bufferevent *bev = output(r);
+	size_t queued = bev ? evbuffer_get_length(bufferevent_get_output(bev)) : 0;
+	atomic_fetch_sub(&r->backlog, taken);
+	if (queued > FS_HTTP_MAX_BACKLOG)
+		fs_cancel_fire(r->cancel, FS_CANCEL_CLIENT);
+}
+
+static void send_chunk(struct fs_http_request *r, const void *data, size_t n)
+{
+	struct evbuffer *b = evbuffer_new();
+	if (!b)
+		return;
+	evbuffer_add(b, data, n);
+	evhttp_send_reply_chunk(r->req, b);
+	evbuffer_free(b);
+	r->wrote_at = fs_now();
+}
+
+static void do_begin(struct fs_http_request *r)
+{
+	if (r->phase != PHASE_OPEN)
+		return;
+	r->phase = PHASE_STREAM;
+	add_header(r->req, "Content-Type", "text/event-stream; charset=utf-8");
+	add_header(r->req, "Cache-Control", "no-cache");
+	add_header(r->req, "X-Accel-Buffering", "no");
+	evhttp_send_reply_start(r->req, 200, NULL);
+	/* Bytes that the client sends during the stream would pile up without a bound. */
+	struct bufferevent *bev = output(r);
+	if (bev)
+		bufferevent_setwatermark(bev, EV_READ, 0, 64 * 1024);
+	r->wrote_at = fs_now();
+	set_timer(r, FS_HTTP_KEEPALIVE_MS);
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+	static const char comment[] = ": keep-alive\n\n";
+	struct fs_http_request *r = arg;
+	bool due = r->phase == PHASE_OPEN;
+	if (due)
+		do_begin(r);
+	int64_t idle_ms = (fs_now() - r->wrote_at) / FS_MS;
+	if (due || idle_ms >= FS_HTTP_KEEPALIVE_MS) {
+		send_chunk(r, comment, sizeof(comment) - 1);
+		idle_ms = 0;
+	}
+	set_timer(r, (int)(FS_HTTP_KEEPALIVE_MS - idle_ms));
+}
+
+static void do_begin_after(struct fs_http_request *r, int ms)
+{
+	if (r->phase == PHASE_OPEN)
+		set_timer(r, ms);
+}
+
+static void do_end(struct fs_http_request *r)
+{
+	if (r->phase == PHASE_DONE)
+		return;
+	bool started = r->phase == PHASE_STREAM;
+	struct evhttp_request *req = r->req;
+	http_request_over(r);
+	if (started)
+		evhttp_send_reply_end(req);
+	else
+		evhttp_send_reply(req, 500, NULL, NULL);
+}
+
+/* The error of a request whose stream has begun by itself can only be an event. */
+static void reply_in_stream(struct fs_http_request *r, const struct order *o)
+{
+	static const char head[] = "data: ", tail[] = "\n\ndata: [DONE]\n\n";
+	send_chunk(r, head, sizeof(head) - 1);
+	send_chunk(r, o->data, o->n);
+	send_chunk(r, tail, sizeof(tail) - 1);
+	do_end(r);
+}
+
+static void do_reply(struct fs_http_request *r, const struct order *o)
+{
+	if (r->phase == PHASE_STREAM)
+		reply_in_stream(r, o);
+	if (r->phase != PHASE_OPEN)
+		return;
+	struct evbuffer *body = evbuffer_new();
+	if (body)
+		evbuffer_add(body, o->data, o->n);
+	add_header(r->req, "Content-Type", o->content_type ? o->content_type : "application/json");
+	add_extra(r->req, o->extra_header);
+	struct evhttp_request *req = r->req;
+	http_request_over(r);
+	evhttp_send_reply(req, o->value, NULL, body);
+	if (body)
+		evbuffer_free(body);
+}
+
+int http_timer_start(struct fs_http_request *r)
+{
+	r->timer = evtimer_new(r->h->base, on_timer, r);
+	return r->timer ? FS_OK : FS_ENOMEM;
+}
+
+void http_do_order(struct order *o)
+{
+	struct fs_http_request *r = o->r;
+	switch (o->act) {
+	case ACT_REPLY:
+		do_reply(r, o);
+		break;
+	case ACT_BEGIN:
+		do_begin(r);
+		break;
+	case ACT_BEGIN_AFTER:
+		do_begin_after(r, o->value);
+		break;
+	case ACT_WRITE:
+		if (r->phase == PHASE_STREAM)
+			send_chunk(r, o->data, o->n);
+		if (r->phase == PHASE_STREAM)
+			note_backlog(r, o->n);
+		break;
+	case ACT_END:
+		do_end(r);
+		break;
+	case ACT_STOP_ACCEPTING:
+	case ACT_EXIT:
+		break;
+	}
+}
+
+void fs_http_reply(struct fs_http_request *r, int status, const char *content_type, const char *extra_header,
+        const void *body, size_t n)
+{
+	struct order *o = http_order_new(ACT_REPLY, r, body, n);
+	if (!o) { /* out of memory: the order that every request carries for its end still gets an answer out
+		   */
+		fs_http_stream_end(r);
+		return;
+	}
+	o->value = status;
+	o->content_type = content_type ? strdup(content_type) : NULL;
+	o->extra_header = extra_header ? strdup(extra_header) : NULL;
+	http_post(r->h, o);
+}
+
+int fs_http_stream_begin(struct fs_http_request *r)
+{
+	struct order *o = fs_cancelled(r->cancel) ? NULL : http_order_new(ACT_BEGIN, r, NULL, 0);
+	if (!o)
+		return FS_ECANCELLED;
+	http_post(r->h, o);
+	return FS_OK;
+}
+
+void fs_http_stream_begin_after(struct fs_http_request *r, int ms)
+{
+	struct order *o = http_order_new(ACT_BEGIN_AFTER, r, NULL, 0);
+	if (!o)
+		return;
+	o->value = ms;
+	http_post(r->h, o);
+}
+
+int fs_http_stream_write(struct fs_http_request *r, const void *data, size_t n)
+{
+	if (fs_cancelled(r->cancel))
+		return FS_ECANCELLED;
+	bool fits = atomic_fetch_add(&r->backlog, n) + n <= FS_HTTP_MAX_BACKLOG;
+	struct order *o = fits ? http_order_new(ACT_WRITE, r, data, n) : NULL;
+	if (!o) {
+		atomic_fetch_sub(&r->backlog, n);
+		fs_cancel_fire(r->cancel, FS_CANCEL_CLIENT);
+		return FS_ECANCELLED;
+	}
+	http_post(r->h, o);
+	return FS_OK;
+}
+
+void fs_http_stream_end(struct fs_http_request *r)
+{
+	r->end->r = fs_http_ref(r);
+	struct order *o = r->end;
+	r->end = NULL;
+	http_post(r->h, o);
+}

@@ -1,0 +1,395 @@
+/* The loop thread: listening, routing, the life of a request from arrival to its end, and the queue of orders
+ * from other threads. */
+#include "server/http/internal.h"
+
+#include <event2/buffer.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <arpa/inet.h>
+#include <unistd.h>
+
+#define MAX_HEADERS (64 * 1024)
+/* evhttp cuts a connection that is quiet for this long: slow senders of a request, and idle keep-alive
+ * connections. Streams are kept by comments. */
+#define SOCKET_TIMEOUT_S 60
+
+struct order *http_order_new(enum act act, struct fs_http_request *r, const void *data, size_t n)
+{
+	size_t size;
+	if (!fs_add_size(sizeof(struct order), n, &size))
+		return NULL;
+	struct order *o = calloc(1, size);
+	if (!o)
+		return NULL;
+	o->act = act;
+	o->r = r ? fs_http_ref(r) : NULL;
+	o->n = n;
+	if (n)
+		memcpy(o->data, data, n);
+	return o;
+}
+
+static void order_free(struct order *o)
+{
+	fs_http_unref(o->r);
+	free(o->content_type);
+	free(o->extra_header);
+	free(o);
+}
+
+void http_post(struct fs_http *h, struct order *o)
+{
+	o->next = NULL;
+	pthread_mutex_lock(&h->lock);
+	*h->last = o;
+	h->last = &o->next;
+	pthread_mutex_unlock(&h->lock);
+	fs_wake(h->wake_fd);
+}
+
+static void do_stop_accepting(struct fs_http *h)
+{
+	h->stopping = true;
+	if (h->bound)
+		evhttp_del_accept_socket(h->ev, h->bound);
+	h->bound = NULL;
+}
+
+static void on_wake(evutil_socket_t fd, short what, void *arg)
+{
+	struct fs_http *h = arg;
+	fs_wake_drain(h->wake_fd);
+	pthread_mutex_lock(&h->lock);
+	struct order *o = h->first;
+	h->first = NULL;
+	h->last = &h->first;
+	pthread_mutex_unlock(&h->lock);
+	while (o) {
+		struct order *next = o->next;
+		if (o->act == ACT_STOP_ACCEPTING)
+			do_stop_accepting(h);
+		else if (o->act == ACT_EXIT)
+			event_base_loopexit(h->base, NULL);
+		else
+			http_do_order(o);
+		order_free(o);
+		o = next;
+	}
+}
+
+/* ---- requests ---- */
+
+struct fs_http_request *fs_http_ref(struct fs_http_request *r)
+{
+	atomic_fetch_add(&r->refs, 1);
+	return r;
+}
+
+void fs_http_unref(struct fs_http_request *r)
+{
+	if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
+		return;
+	fs_cancel_unref(r->cancel);
+	free(r->end);
+	free(r->body);
+	free(r);
+}
+
+struct fs_cancel *fs_http_cancel(struct fs_http_request *r)
+{
+	return r->cancel;
+}
+
+const char *fs_http_body(const struct fs_http_request *r, size_t *len)
+{
+	*len = r->body_len;
+	return r->body;
+}
+
+int64_t fs_http_arrived(const struct fs_http_request *r)
+{
+	return r->arrived;
+}
+
+void http_request_over(struct fs_http_request *r)
+{
+	struct fs_http *h = r->h;
+	r->phase = PHASE_DONE;
+	r->req = NULL;
+	http_watch_stop(r);
+	if (r->timer)
+		event_free(r->timer);
+	r->timer = NULL;
+	pthread_mutex_lock(&h->lock);
+	if (r->next)
+		r->next->prev = r->prev;
+	if (r->prev)
+		r->prev->next = r->next;
+	else
+		h->live = r->next;
+	pthread_mutex_unlock(&h->lock);
+	atomic_fetch_sub(&h->n_live, 1);
+	fs_http_unref(r);
+}
+
+static int take_body(struct fs_http_request *r)
+{
+	struct evbuffer *in = evhttp_request_get_input_buffer(r->req);
+	r->body_len = evbuffer_get_length(in);
+	r->body = malloc(r->body_len + 1);
+	if (!r->body)
+		return FS_ENOMEM;
+	evbuffer_remove(in, r->body, r->body_len);
+	r->body[r->body_len] = '\0';
+	return FS_OK;
+}
+
+/* NULL when memory or descriptors are out. */
+static struct fs_http_request *request_create(struct fs_http *h, struct evhttp_request *req)
+{
+	struct fs_http_request *r = calloc(1, sizeof(*r));
+	if (!r)
+		return NULL;
+	atomic_init(&r->refs, 1);
+	r->h = h;
+	r->req = req;
+	r->gone_fd = -1;
+	r->arrived = fs_now();
+	r->cancel = fs_cancel_create(fs_deadline_ms(h->o.timeout_ms));
+	r->end = calloc(1, sizeof(*r->end));
+	if (!r->cancel || !r->end || take_body(r) || http_timer_start(r) || http_watch_start(r)) {
+		http_watch_stop(r);
+		if (r->timer)
+			event_free(r->timer);
+		fs_http_unref(r);
+		return NULL;
+	}
+	r->end->act = ACT_END;
+	atomic_fetch_add(&h->n_live, 1);
+	pthread_mutex_lock(&h->lock);
+	r->next = h->live;
+	if (h->live)
+		h->live->prev = r;
+	h->live = r;
+	pthread_mutex_unlock(&h->lock);
+	return r;
+}
+
+static void refuse(struct evhttp_request *req, int status, const char *type, const char *message)
+{
+	struct evbuffer *b = evbuffer_new();
+	if (b)
+		evbuffer_add_printf(b,
+		        "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":null}}",
+		        message, type);
+	evhttp_add_header(evhttp_request_get_output_headers(req), "Content-Type", "application/json");
+	evhttp_send_reply(req, status, NULL, b);
+	if (b)
+		evbuffer_free(b);
+}
+
+static const char *method_name(struct evhttp_request *req)
+{
+	switch (evhttp_request_get_command(req)) {
+	case EVHTTP_REQ_GET:
+		return "GET";
+	case EVHTTP_REQ_POST:
+		return "POST";
+	default:
+		return "";
+	}
+}
+
+static const struct fs_http_route *find_route(
+        const struct fs_http *h, const char *method, const char *path, bool *path_known)
+{
+	*path_known = false;
+	for (size_t i = 0; path && i < h->o.n_routes; i++) {
+		if (strcmp(h->o.routes[i].path, path) != 0)
+			continue;
+		*path_known = true;
+		if (strcmp(h->o.routes[i].method, method) == 0)
+			return &h->o.routes[i];
+	}
+	return NULL;
+}
+
+static void on_request(struct evhttp_request *req, void *arg)
+{
+	struct fs_http *h = arg;
+	const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
+	bool known;
+	const struct fs_http_route *route =
+	        find_route(h, method_name(req), uri ? evhttp_uri_get_path(uri) : NULL, &known);
+	if (h->stopping) {
+		refuse(req, 503, "unavailable_error", "the server is shutting down");
+		return;
+	}
+	if (!route) {
+		refuse(req, known ? 405 : 404, known ? "invalid_request_error" : "not_found_error",
+		        known ? "this path does not take this method" : "there is nothing at this path");
+		return;
+	}
+	struct fs_http_request *r = request_create(h, req);
+	if (!r) {
+		refuse(req, 503, "unavailable_error", "the server is out of memory or file descriptors");
+		return;
+	}
+	route->fn(route->arg, fs_http_ref(r));
+}
+
+/* ---- the server ---- */
+
+/* "host:port" or "[v6]:port"; host and port point into buf. */
+static int split_listen(
+        const char *listen, char *buf, size_t cap, const char **host, int *port, struct fs_errbuf *e)
+{
+	const char *colon = strrchr(listen, ':');
+	char *end;
+	long p = colon ? strtol(colon + 1, &end, 10) : -1;
+	if (!colon || strlen(listen) >= cap || end == colon + 1 || *end || p < 0 || p > 65535)
+		return fs_fail(e, FS_EINVAL, "\"listen\" must be address:port, not \"%s\"", listen);
+	snprintf(buf, cap, "%.*s", (int)(colon - listen), listen);
+	size_t n = strlen(buf);
+	*host = buf;
+	if (n >= 2 && buf[0] == '[' && buf[n - 1] == ']') {
+		buf[n - 1] = '\0';
+		*host = buf + 1;
+	}
+	*port = (int)p;
+	return FS_OK;
+}
+
+static int bound_port(struct evhttp_bound_socket *b)
+{
+	struct sockaddr_storage ss = {0};
+	socklen_t n = sizeof(ss);
+	if (getsockname(evhttp_bound_socket_get_fd(b), (struct sockaddr *)&ss, &n))
+		return 0;
+	if (ss.ss_family == AF_INET6)
+		return ntohs(((struct sockaddr_in6 *)&ss)->sin6_port);
+	return ntohs(((struct sockaddr_in *)&ss)->sin_port);
+}
+
+static int bind_socket(struct fs_http *h, struct fs_errbuf *e)
+{
+	char buf[256];
+	const char *host = NULL;
+	int port = 0, rc = split_listen(h->o.listen, buf, sizeof(buf), &host, &port, e);
+	if (rc)
+		return rc;
+	h->bound = evhttp_bind_socket_with_handle(h->ev, host, (uint16_t)port);
+	if (!h->bound)
+		return fs_fail_errno(e, FS_EIO, "can not listen on %s", h->o.listen);
+	h->port = bound_port(h->bound);
+	return FS_OK;
+}
+
+static void *loop_thread(void *arg)
+{
+	event_base_dispatch(((struct fs_http *)arg)->base);
+	return NULL;
+}
+
+static void http_free(struct fs_http *h)
+{
+	if (h->ev)
+		evhttp_free(h->ev);
+	if (h->wake_event)
+		event_free(h->wake_event);
+	if (h->base)
+		event_base_free(h->base);
+	if (h->wake_fd >= 0)
+		close(h->wake_fd);
+	while (h->first) {
+		struct order *o = h->first;
+		h->first = o->next;
+		order_free(o);
+	}
+	pthread_mutex_destroy(&h->lock);
+	free(h);
+}
+
+int fs_http_create(const struct fs_http_opts *o, struct fs_http **out, struct fs_errbuf *e)
+{
+	struct fs_http *h = calloc(1, sizeof(*h));
+	if (!h)
+		return fs_fail(e, FS_ENOMEM, "out of memory");
+	h->o = *o;
+	h->last = &h->first;
+	pthread_mutex_init(&h->lock, NULL);
+	h->wake_fd = fs_wake_open();
+	h->base = event_base_new();
+	h->ev = h->base ? evhttp_new(h->base) : NULL;
+	if (h->ev && h->wake_fd >= 0)
+		h->wake_event = event_new(h->base, h->wake_fd, EV_READ | EV_PERSIST, on_wake, h);
+	int rc = FS_OK;
+	if (!h->wake_event || event_add(h->wake_event, NULL)) {
+		rc = fs_fail(e, FS_EIO, "can not set up the event loop");
+	} else {
+		evhttp_set_allowed_methods(h->ev, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD |
+		                                          EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE |
+		                                          EVHTTP_REQ_OPTIONS | EVHTTP_REQ_PATCH);
+		evhttp_set_max_headers_size(h->ev, MAX_HEADERS);
+		evhttp_set_max_body_size(h->ev, (ssize_t)o->max_body);
+		evhttp_set_timeout(h->ev, SOCKET_TIMEOUT_S);
+		evhttp_set_gencb(h->ev, on_request, h);
+		rc = bind_socket(h, e);
+	}
+	if (rc) {
+		http_free(h);
+		return rc;
+	}
+	*out = h;
+	return FS_OK;
+}
+
+int fs_http_start(struct fs_http *h, struct fs_errbuf *e)
+{
+	int rc = fs_thread_start(&h->thread, "http", loop_thread, h, e);
+	h->started = !rc;
+	return rc;
+}
+
+int fs_http_port(const struct fs_http *h)
+{
+	return h->port;
+}
+
+static void post_plain(struct fs_http *h, enum act act)
+{
+	struct order *o = http_order_new(act, NULL, NULL, 0);
+	FS_ASSERT(o); /* a few bytes, at shutdown */
+	http_post(h, o);
+}
+
+void fs_http_stop_accepting(struct fs_http *h)
+{
+	post_plain(h, ACT_STOP_ACCEPTING);
+}
+
+void fs_http_cancel_all(struct fs_http *h, enum fs_cancel_cause cause)
+{
+	pthread_mutex_lock(&h->lock);
+	for (struct fs_http_request *r = h->live; r; r = r->next)
+		fs_cancel_fire(r->cancel, cause);
+	pthread_mutex_unlock(&h->lock);
+}
+
+size_t fs_http_live(const struct fs_http *h)
+{
+	return atomic_load(&h->n_live);
+}
+
+void fs_http_destroy(struct fs_http *h)
+{
+	if (!h)
+		return;
+	if (h->started) {
+		post_plain(h, ACT_STOP_ACCEPTING);
+		post_plain(h, ACT_EXIT);
+		pthread_join(h->thread, NULL);
+	}
+	http_free(h);
+}

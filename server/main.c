@@ -1,0 +1,266 @@
+/*
+ * farsight-server: reads the settings, puts engine, vision, service and HTTP together, and waits for a
+ * signal. Runs on the main thread; the signal handler only sets a flag and wakes it.
+ */
+#include "server/api/api.h"
+#include "server/config/config.h"
+#include "server/http/http.h"
+#include "server/ssh/ssh.h"
+
+#include <getopt.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static volatile sig_atomic_t signals;
+static int wake_fd = -1;
+
+static void on_signal(int sig)
+{
+	signals = signals + 1;
+	fs_wake(wake_fd);
+}
+
+static void usage(FILE *f)
+{
+	fputs("usage: farsight-server [--config FILE] [--set KEY=VALUE]... [--model FILE] [--listen "
+	      "ADDRESS:PORT] [--log-level LEVEL]\n"
+	      "       farsight-server --help | --help-config | --version\n"
+	      "Serves OpenAI-style requests; pictures are encoded on the vision hosts of the config. "
+	      "docs/CONFIG.md lists the keys.\n",
+	        f);
+}
+
+static int set_option(struct fs_config *c, const char *key, const char *value, struct fs_errbuf *e)
+{
+	char assignment[4200];
+	snprintf(assignment, sizeof(assignment), "%s=%s", key, value);
+	return fs_config_set(c, assignment, e);
+}
+
+/* > 0: exit with that minus one. */
+static int read_options(struct fs_config *c, int argc, char **argv, struct fs_errbuf *e)
+{
+	static const struct option options[] = {{"config", required_argument, NULL, 'c'},
+	        {"set", required_argument, NULL, 's'}, {"model", required_argument, NULL, 'm'},
+	        {"listen", required_argument, NULL, 'l'}, {"log-level", required_argument, NULL, 'v'},
+	        {"help", no_argument, NULL, 'h'}, {"help-config", no_argument, NULL, 'H'},
+	        {"version", no_argument, NULL, 'V'}, {0}};
+	int opt, rc = FS_OK;
+	while (!rc && (opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (opt) {
+		case 'c':
+			rc = fs_config_load(c, optarg, e);
+			break;
+		case 's':
+			rc = fs_config_set(c, optarg, e);
+			break;
+		case 'm':
+			rc = set_option(c, "model", optarg, e);
+			break;
+		case 'l':
+			rc = set_option(c, "listen", optarg, e);
+			break;
+		case 'v':
+			rc = set_option(c, "log_level", optarg, e);
+			break;
+		case 'h':
+			usage(stdout);
+			return 1;
+		case 'H':
+			fs_config_print_table(stdout);
+			return 1;
+		case 'V':
+			puts("farsight-server " FS_VERSION);
+			return 1;
+		default:
+			usage(stderr);
+			return 3;
+		}
+	}
+	if (!rc && optind < argc)
+		rc = fs_fail(e, FS_EINVAL, "\"%s\" is no option", argv[optind]);
+	return rc ? rc : fs_config_check(c, e);
+}
+
+struct server {
+	struct fs_engine *engine;
+	struct fs_vision *vision;
+	struct fs_service *service;
+	struct fs_http *http;
+	struct fs_api api;
+	struct fs_http_route routes[3];
+};
+
+static int start_engine(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
+{
+	struct fs_engine_opts o = {.model = c->model,
+	        .device = c->device,
+	        .threads = (int)c->threads,
+	        .context = (int32_t)c->context,
+	        .chat_template = c->chat_template};
+	int rc = fs_engine_create(&o, &s->engine, e);
+	if (rc)
+		return rc;
+	const struct fs_engine_info *i = fs_engine_info(s->engine);
+	fs_info("%s: %s, %d layers, context %d, template %s, on %s; weights %.1f MiB, KV cache %.1f MiB",
+	        i->name, i->arch, i->n_layer, i->n_ctx, i->template_name, i->device,
+	        (double)i->weight_bytes / 1048576, (double)i->kv_bytes / 1048576);
+	if (c->vision.remote && !i->takes_rows)
+		return fs_fail(e, FS_EINVAL,
+		        "\"vision.remote\" is true, but %s (%s) is a text model that takes no pictures",
+		        c->model, i->arch);
+	return FS_OK;
+}
+
+static int start_vision(struct server *s, const struct fs_config *c, int port, struct fs_errbuf *e)
+{
+	if (!c->vision.remote)
+		return FS_OK;
+	struct fs_vision_opts o = {.n_hosts = c->vision.n_hosts,
+	        .n_embd = fs_engine_info(s->engine)->n_embd,
+	        .fingerprint = c->vision.fingerprint,
+	        .f16 = strcmp(c->vision.rows_dtype, "f16") == 0,
+	        .connect_timeout_ms = (int)c->vision.connect_timeout_s * 1000,
+	        .ping_interval_ms = (int)c->vision.ping_interval_s * 1000,
+	        .dead_after_ms = (int)c->vision.dead_after_s * 1000,
+	        .encode_timeout_ms = (int)c->vision.encode_timeout_s * 1000,
+	        .liveness_port = port};
+	for (size_t i = 0; i < o.n_hosts; i++) {
+		const struct fs_config_host *h = &c->vision.hosts[i];
+		o.hosts[i] = (struct fs_vision_host_opts){.host = h->host,
+		        .port = (int)h->port,
+		        .identity = h->identity,
+		        .known_hosts = h->known_hosts,
+		        .config_file = h->ssh_config,
+		        .command = h->command};
+	}
+	int rc = fs_ssh_init(e);
+	return rc ? rc : fs_vision_create(&o, &s->vision, e);
+}
+
+static int start_service(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
+{
+	struct fs_service_opts o = {.engine = s->engine,
+	        .vision = s->vision,
+	        .workers = (int)c->workers,
+	        .queue_depth = (int)c->queue_depth,
+	        .max_pictures = (size_t)c->max_pictures,
+	        .picture = {.max_bytes = (size_t)c->max_picture_mb << 20,
+	                .max_pixels = (uint64_t)c->max_picture_mpx * 1000000},
+	        .f16 = strcmp(c->vision.rows_dtype, "f16") == 0};
+	int rc = fs_service_create(&o, &s->service, e);
+	if (rc)
+		return rc;
+	struct fs_gen_params *g = &s->api.sampling;
+	fs_gen_params_default(g);
+	g->temperature = (float)c->sampling.temperature;
+	g->top_k = (int32_t)c->sampling.top_k;
+	g->top_p = (float)c->sampling.top_p;
+	g->min_p = (float)c->sampling.min_p;
+	g->repeat_penalty = (float)c->sampling.repeat_penalty;
+	s->api.service = s->service;
+	s->api.model_name = c->name ? c->name : fs_engine_info(s->engine)->name;
+	s->api.created = time(NULL);
+	return FS_OK;
+}
+
+/* Binds before the rest stands, since vision hosts are told the port for their probes; serving begins with
+ * fs_http_start. */
+static int bind_http(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
+{
+	s->routes[0] =
+	        (struct fs_http_route){"POST", "/v1/chat/completions", fs_api_chat_completions, &s->api};
+	s->routes[1] = (struct fs_http_route){"GET", "/v1/models", fs_api_models, &s->api};
+	s->routes[2] = (struct fs_http_route){"GET", "/health", fs_api_health, &s->api};
+	struct fs_http_opts o = {.listen = c->listen,
+	        .max_body = (size_t)c->max_body_mb << 20,
+	        .timeout_ms = c->timeout_s * 1000,
+	        .routes = s->routes,
+	        .n_routes = FS_ARRAY_LEN(s->routes)};
+	return fs_http_create(&o, &s->http, e);
+}
+
+static int start(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
+{
+	int rc = bind_http(s, c, e);
+	if (!rc)
+		rc = start_engine(s, c, e);
+	if (!rc)
+		rc = start_vision(s, c, fs_http_port(s->http), e);
+	if (!rc)
+		rc = start_service(s, c, e);
+	if (!rc)
+		rc = fs_http_start(s->http, e);
+	if (!rc)
+		fs_info("listening on %s, port %d", c->listen, fs_http_port(s->http));
+	return rc;
+}
+
+static void wait_for_end(struct server *s, const struct fs_config *c)
+{
+	struct pollfd p = {.fd = wake_fd, .events = POLLIN};
+	while (signals == 0)
+		poll(&p, 1, -1);
+	fs_info("stopping: %zu requests are running; they get %lld s (a second signal ends them at once)",
+	        fs_http_live(s->http), (long long)c->drain_s);
+	fs_http_stop_accepting(s->http);
+	int64_t until = fs_deadline_ms(c->drain_s * 1000);
+	while (fs_http_live(s->http) > 0 && signals < 2 && fs_now() < until)
+		poll(NULL, 0, 20);
+}
+
+static void stop(struct server *s)
+{
+	while (s->http && fs_http_live(s->http) > 0) { /* also those that arrived a moment ago */
+		fs_http_cancel_all(s->http, FS_CANCEL_SHUTDOWN);
+		poll(NULL, 0, 10);
+	}
+	fs_service_destroy(s->service);
+	fs_http_destroy(s->http);
+	fs_vision_destroy(s->vision);
+	fs_engine_destroy(s->engine);
+}
+
+static int catch_signals(struct fs_errbuf *e)
+{
+	wake_fd = fs_wake_open();
+	if (wake_fd < 0)
+		return fs_fail_errno(e, FS_EIO, "can not make an eventfd");
+	struct sigaction sa = {.sa_handler = on_signal};
+	sigaction(SIGINT, &sa, NULL);
+	sigaction(SIGTERM, &sa, NULL);
+	signal(SIGPIPE, SIG_IGN);
+	return FS_OK;
+}
+
+int main(int argc, char **argv)
+{
+	struct fs_config config;
+	struct fs_errbuf e = {""};
+	struct server s = {0};
+	fs_config_init(&config);
+	int rc = read_options(&config, argc, argv, &e);
+	if (rc > 0) {
+		fs_config_finish(&config);
+		return rc - 1;
+	}
+	if (!rc) {
+		enum fs_log_level level;
+		fs_log_parse_level(config.log_level, &level);
+		fs_log_set_level(level);
+		rc = catch_signals(&e);
+	}
+	if (!rc)
+		rc = start(&s, &config, &e);
+	if (rc)
+		fprintf(stderr, "farsight-server: %s\n", e.text);
+	else
+		wait_for_end(&s, &config);
+	stop(&s);
+	fs_config_finish(&config);
+	return rc ? 1 : 0;
+}

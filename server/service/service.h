@@ -1,0 +1,97 @@
+/*
+ * service: the life of a request between the API and engine, vision hosts and their queues. Owns the workers
+ * and the turn; borrows engine and vision, which must outlive it. A request is carried by one worker thread
+ * from its parsed form to its end: pictures first, without the engine's turn; then the turn; then generation.
+ * It knows nothing of HTTP or of any API's JSON.
+ */
+#ifndef FS_SERVER_SERVICE_H
+#define FS_SERVER_SERVICE_H
+
+#include "common/image/image.h"
+#include "server/engine/engine.h"
+#include "server/vision/vision.h"
+
+struct fs_service;
+
+struct fs_service_opts {
+	struct fs_engine *engine;
+	struct fs_vision *vision; /* NULL: pictures are refused */
+	int workers;
+	int queue_depth; /* waiting for a worker; waiting for the turn */
+	size_t max_pictures;
+	struct fs_image_limits picture; /* of one picture */
+	bool f16;                       /* what vision was made with; it changes rows */
+};
+int fs_service_create(const struct fs_service_opts *o, struct fs_service **out, struct fs_errbuf *e);
+/* Waits for the workers; cancel the requests before. NULL is fine. */
+void fs_service_destroy(struct fs_service *s);
+const struct fs_service_opts *fs_service_opts(const struct fs_service *s);
+
+/* Runs fn(arg) on a worker; FS_EUNAVAILABLE when queue_depth calls wait already. */
+int fs_service_submit(struct fs_service *s, void (*fn)(void *arg), void *arg);
+
+/* ---- a chat, parsed; all memory is its own, freed by fs_chat_finish ---- */
+
+struct fs_picture {
+	uint8_t *bytes; /* encoded picture */
+	size_t n;
+	char where[64]; /* the request's field, for errors: "messages[1].content[0].image_url.url" */
+};
+struct fs_chat_part {
+	char *text; /* NULL: the picture at `picture` */
+	size_t text_len;
+	size_t picture;
+};
+struct fs_chat_message {
+	enum fs_role role;
+	struct fs_chat_part *parts;
+	size_t n_parts;
+};
+struct fs_chat {
+	struct fs_chat_message *messages;
+	size_t n_messages;
+	struct fs_picture *pictures;
+	size_t n_pictures;
+	struct fs_gen_params gen; /* stops point into `stops` */
+	char *stops[FS_MAX_STOPS];
+};
+void fs_chat_finish(struct fs_chat *c);
+
+/* Why a request is refused, in the terms that every API's error envelope needs. */
+struct fs_refusal {
+	int status;       /* 400, 500, 503 */
+	const char *type; /* "invalid_request_error", "unavailable_error", "server_error" */
+	const char *code; /* machine-readable; NULL = none */
+	char param[96];   /* field of the request; "" = none */
+	struct fs_errbuf text;
+};
+/* Fills it and returns FS_EINVAL. */
+int fs_refuse(struct fs_refusal *r, int status, const char *type, const char *code, const char *param,
+        const char *fmt, ...) FS_PRINTF(6, 7);
+
+struct fs_picture_report {
+	char host[64];
+	int32_t tokens;
+	double encode_ms, queue_ms, total_ms;
+};
+#define FS_MAX_PICTURE_REPORTS 16
+struct fs_chat_report {              /* where the time went */
+	int64_t prepare_ns, wait_ns; /* pictures; the turn */
+	struct fs_gen_result gen;
+	struct fs_picture_report pictures[FS_MAX_PICTURE_REPORTS]; /* the first ones */
+	size_t n_pictures;
+};
+struct fs_chat_sink {
+	void *arg;
+	void (*start)(void *arg); /* the request is good and its turn has come; may be NULL */
+	void (*text)(void *arg, const char *utf8, size_t n); /* engine's thread */
+};
+/*
+ * Carries a chat to its end on the calling worker. FS_OK: *report is filled; its finish may be cancel.
+ * Negative: *why is filled, unless it is FS_ECANCELLED (nobody waits for an answer then, or the deadline
+ * passed: fs_cancel_cause tells).
+ */
+int fs_service_chat(struct fs_service *s, const struct fs_chat *chat, struct fs_cancel *cancel,
+        const struct fs_chat_sink *sink, struct fs_chat_report *report, struct fs_refusal *why);
+
+#endif
