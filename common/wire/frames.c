@@ -35,29 +35,36 @@ int fs_frame_append(struct fs_buf *b, uint8_t type, uint32_t id, const void *pay
 	return FS_OK;
 }
 
-int fs_frame_parse(const uint8_t *data, size_t n, struct fs_frame *out, size_t *used, struct fs_errbuf *e)
+int fs_frame_header_get(const uint8_t in[FS_FRAME_HEADER], struct fs_frame *out, struct fs_errbuf *e)
 {
-	uint32_t len;
+	uint32_t len = get_u32(in);
 
-	if (n < FS_FRAME_HEADER)
-		return FS_ENOTFOUND;
-	len = get_u32(data);
-	if (data[4] < FS_FRAME_HELLO || data[4] > FS_FRAME_BYE)
-		return fs_fail(e, FS_EFORMAT, "a frame of unknown type %u", data[4]);
-	if (data[5] != 0 || data[6] != 0 || data[7] != 0)
+	if (in[4] < FS_FRAME_HELLO || in[4] > FS_FRAME_BYE)
+		return fs_fail(e, FS_EFORMAT, "a frame of unknown type %u", in[4]);
+	if (in[5] != 0 || in[6] != 0 || in[7] != 0)
 		return fs_fail(e, FS_EFORMAT, "a frame with flags that this version does not know");
 	if (len > FS_FRAME_MAX)
 		return fs_fail(
 		        e, FS_EFORMAT, "a frame of %u bytes; at most %d are allowed", len, FS_FRAME_MAX);
-	if (n - FS_FRAME_HEADER < len)
+	*out = (struct fs_frame){.type = in[4], .id = get_u32(in + 8), .len = len};
+	return FS_OK;
+}
+
+int fs_frame_parse(const uint8_t *data, size_t n, struct fs_frame *out, size_t *used, struct fs_errbuf *e)
+{
+	struct fs_frame f;
+	int err;
+
+	if (n < FS_FRAME_HEADER)
 		return FS_ENOTFOUND;
-	*out = (struct fs_frame){
-	        .type = data[4],
-	        .id = get_u32(data + 8),
-	        .len = len,
-	        .payload = data + FS_FRAME_HEADER,
-	};
-	*used = FS_FRAME_HEADER + (size_t)len;
+	err = fs_frame_header_get(data, &f, e);
+	if (err != FS_OK)
+		return err;
+	if (n - FS_FRAME_HEADER < f.len)
+		return FS_ENOTFOUND;
+	f.payload = data + FS_FRAME_HEADER;
+	*out = f;
+	*used = FS_FRAME_HEADER + (size_t)f.len;
 	return FS_OK;
 }
 

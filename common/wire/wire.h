@@ -119,6 +119,8 @@ struct fs_frame {
 void fs_frame_header_put(uint8_t out[FS_FRAME_HEADER], uint8_t type, uint32_t id, uint32_t len);
 /* Appends header and payload to b. */
 int fs_frame_append(struct fs_buf *b, uint8_t type, uint32_t id, const void *payload, size_t n);
+/* The header alone, for readers that take payloads straight to where they belong; payload is NULL. Same checks as fs_frame_parse. */
+int fs_frame_header_get(const uint8_t in[FS_FRAME_HEADER], struct fs_frame *out, struct fs_errbuf *e);
 /* FS_OK: a frame, *used bytes long, at the front of data. FS_ENOTFOUND: more bytes are needed. FS_EFORMAT:
  * unknown type, flags, length. */
 int fs_frame_parse(const uint8_t *data, size_t n, struct fs_frame *out, size_t *used, struct fs_errbuf *e);
