@@ -1,0 +1,351 @@
+/*
+ * One libssh2 session with one exec channel, as a non-blocking byte stream. Owned by one thread. What libssh2 demands is kept here:
+ * a packet that was sent in part is finished before anything else happens on the session, directions are polled as it asks, and
+ * the socket is shut down before it is freed. libssh2's keepalive is never used: it can not notice a dead peer.
+ */
+#include "server/ssh/internal.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define WINDOW (2u << 20)	/* what the host may send ahead; measured best on libssh2 1.10 */
+#define PACKET 32768u
+#define EXIT_WAIT_MS 250	/* for the exit status that follows the end of the output */
+
+/* Fast with AES instructions first; the same both ways, since mixed AEAD and plain fails up to libssh2 1.11.1. The library drops what
+ * it does not know. No ChaCha20: sshd would then renegotiate keys every GiB; no encrypt-then-MAC: Terrapin and a heap overflow. */
+static const char *const ciphers = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr,aes192-ctr";
+static const char *const macs = "hmac-sha2-256,hmac-sha2-512";
+
+struct fs_ssh {
+	int fd;
+	LIBSSH2_SESSION *ls;
+	LIBSSH2_CHANNEL *ch;
+	char label[400]; /* user@host:port */
+	char command[256];
+	bool write_owes;   /* a packet of ours is half sent: only fs_ssh_write may go on */
+	bool read_owes;	   /* a window adjustment is half sent: only reads may go on */
+	bool maybe_more;   /* data may lie in libssh2's queue that poll does not see */
+	const void *pinned; /* of the write that is to be repeated; NULL = none */
+};
+
+struct fs_start {
+	const struct fs_ssh_conf *conf;
+	struct fs_patience patience;
+};
+
+int fs_ssh_init(struct fs_errbuf *e)
+{
+	int rc = libssh2_init(0);
+	return rc ? fs_fail(e, FS_EINTERNAL, "libssh2 can not be initialised (%d)", rc) : FS_OK;
+}
+
+static const char *last_error(struct fs_ssh *s)
+{
+	char *text = NULL;
+	libssh2_session_last_error(s->ls, &text, NULL, 0);
+	return text && *text ? text : "no reason told";
+}
+
+/* After an EAGAIN while connecting. */
+static int wait_step(struct fs_ssh *s, const struct fs_start *st, const char *step, struct fs_errbuf *e)
+{
+	int dir = libssh2_session_block_directions(s->ls);
+	short events = (short)((dir & LIBSSH2_SESSION_BLOCK_OUTBOUND ? POLLOUT : 0) |
+		(dir & LIBSSH2_SESSION_BLOCK_INBOUND || !dir ? POLLIN : 0));
+	int rc = fs_patience_poll(&st->patience, s->fd, events);
+	if (rc == FS_ETIMEOUT)
+		return fs_fail(e, rc, "%s did not answer in time (%s)", s->label, step);
+	return rc ? fs_fail(e, rc, "cancelled") : FS_OK;
+}
+
+static int handshake(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *e)
+{
+	int rc;
+	while ((rc = libssh2_session_handshake(s->ls, s->fd)) == LIBSSH2_ERROR_EAGAIN) {
+		int w = wait_step(s, st, "ssh handshake", e);
+		if (w)
+			return w;
+	}
+	if (rc == LIBSSH2_ERROR_KEX_FAILURE || rc == LIBSSH2_ERROR_KEY_EXCHANGE_FAILURE || rc == LIBSSH2_ERROR_METHOD_NONE)
+		return fs_fail(e, FS_EUNAVAILABLE,
+			"sshd of %s and libssh2 %s share no host key type, cipher or MAC (%s): it needs an ed25519 or ECDSA host key, "
+			"aes128-ctr or aes256-ctr, and hmac-sha2-256",
+			s->label, libssh2_version(0), last_error(s));
+	if (rc == LIBSSH2_ERROR_BANNER_RECV || rc == LIBSSH2_ERROR_BANNER_NONE)
+		return fs_fail(e, FS_EUNAVAILABLE, "what listens at %s is no ssh server, or it hangs up at once", s->label);
+	return rc ? fs_fail(e, FS_EUNAVAILABLE, "ssh handshake with %s failed: %s", s->label, last_error(s)) : FS_OK;
+}
+
+/* How the admin reaches the host with OpenSSH, to accept its key once. */
+static void ssh_hint(const struct fs_ssh_conf *c, char *out, size_t cap)
+{
+	const struct fs_ssh_target *t = &c->target;
+	char port[16] = "";
+	if (t->port != 22)
+		snprintf(port, sizeof(port), " -p %d", t->port);
+	snprintf(out, cap, "ssh%s %s@%s", port, t->user, c->original);
+}
+
+static int check_host_key(struct fs_ssh *s, const struct fs_start *st, const struct fs_known_hosts *k, struct fs_errbuf *e)
+{
+	const struct fs_ssh_target *t = &st->conf->target;
+	size_t n = 0;
+	int kind;
+	const char *blob = libssh2_session_hostkey(s->ls, &n, &kind);
+	char type[64] = "?", print[64], where[600], hint[512];
+	if (!blob || !fs_ssh_blob_type((const uint8_t *)blob, n, type, sizeof(type)))
+		return fs_fail(e, FS_EAUTH, "%s showed no host key", s->label);
+	fs_ssh_fingerprint((const uint8_t *)blob, n, print);
+	ssh_hint(st->conf, hint, sizeof(hint));
+	switch (fs_kh_check(k, (const uint8_t *)blob, n, where, sizeof(where))) {
+	case FS_KH_MATCH:
+		return FS_OK;
+	case FS_KH_REVOKED:
+		return fs_fail(e, FS_EAUTH, "the host key of %s (%s %s) is marked @revoked in %s", s->label, type, print, where);
+	case FS_KH_CHANGED:
+		return fs_fail(e, FS_EAUTH,
+			"the host key of %s has changed: it shows %s %s, not the one in %s. Either the host was set up anew (then remove "
+			"that line and run: %s) or somebody stands in between",
+			s->label, type, print, where, hint);
+	case FS_KH_OTHER_TYPE:
+		return fs_fail(e, FS_EAUTH,
+			"the host key of %s (%s %s) is of another type than the one known in %s; if the fingerprint is right, run: %s",
+			s->label, type, print, where, hint);
+	case FS_KH_ONLY_CA:
+		return fs_fail(e, FS_EAUTH,
+			"%s is vouched for by a certificate authority alone (%s), and certificates are not checked here; add its plain key "
+			"(%s %s) to %s",
+			s->label, where, type, print, t->known_hosts);
+	case FS_KH_UNKNOWN:
+		break;
+	}
+	return fs_fail(e, FS_EAUTH,
+		"the host key of %s (%s %s) is not in %s; compare the fingerprint with ssh-keygen -l on the host, then accept it once with: %s",
+		s->label, type, print, *t->known_hosts ? t->known_hosts : "any known_hosts file", hint);
+}
+
+static int open_channel(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *e)
+{
+	while (!(s->ch = libssh2_channel_open_ex(s->ls, "session", 7, WINDOW, PACKET, NULL, 0))) {
+		if (libssh2_session_last_errno(s->ls) != LIBSSH2_ERROR_EAGAIN)
+			return fs_fail(e, FS_EUNAVAILABLE, "%s opens no session: %s", s->label, last_error(s));
+		int w = wait_step(s, st, "opening a channel", e);
+		if (w)
+			return w;
+	}
+	int rc;
+	while ((rc = libssh2_channel_process_startup(s->ch, "exec", 4, s->command, (unsigned)strlen(s->command))) ==
+		LIBSSH2_ERROR_EAGAIN) {
+		int w = wait_step(s, st, "starting the remote program", e);
+		if (w)
+			return w;
+	}
+	return rc ? fs_fail(e, FS_EUNAVAILABLE, "%s refuses to start %s: %s", s->label, s->command, last_error(s)) : FS_OK;
+}
+
+static int set_methods(struct fs_ssh *s, const struct fs_known_hosts *k, struct fs_errbuf *e)
+{
+	char hostkeys[256];
+	fs_kh_method_pref(k, hostkeys, sizeof(hostkeys));
+	if (libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_HOSTKEY, hostkeys) ||
+		libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_CRYPT_CS, ciphers) ||
+		libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_CRYPT_SC, ciphers) ||
+		libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_MAC_CS, macs) ||
+		libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_MAC_SC, macs))
+		return fs_fail(e, FS_EINTERNAL, "libssh2 %s lacks the ciphers that are needed: %s", libssh2_version(0), last_error(s));
+	return FS_OK;
+}
+
+static int start(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *e)
+{
+	const struct fs_ssh_target *t = &st->conf->target;
+	struct fs_known_hosts *k = NULL;
+	int rc = fs_kh_load(st->conf, &k, e);
+	if (rc)
+		return rc;
+	if (fs_kh_bad_lines(k))
+		fs_debug("%zu lines of the known_hosts files do not parse and are skipped", fs_kh_bad_lines(k));
+	rc = fs_ssh_dial(t->hostname, t->port, &st->patience, &s->fd, e);
+	if (!rc && !(s->ls = libssh2_session_init()))
+		rc = fs_fail(e, FS_ENOMEM, "out of memory");
+	if (!rc) {
+		libssh2_session_set_blocking(s->ls, 0);
+		rc = set_methods(s, k, e);
+	}
+	if (!rc)
+		rc = handshake(s, st, e);
+	if (!rc)
+		rc = check_host_key(s, st, k, e);
+	fs_kh_free(k);
+	if (!rc)
+		rc = fs_ssh_auth(s->ls, s->fd, st->conf, &st->patience, e);
+	return rc ? rc : open_channel(s, st, e);
+}
+
+int fs_ssh_connect(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg), void *arg,
+	struct fs_ssh **out, struct fs_errbuf *e)
+{
+	struct fs_ssh_conf *conf = malloc(sizeof(*conf));
+	struct fs_ssh *s = calloc(1, sizeof(*s));
+	int rc = conf && s ? fs_ssh_conf_load(o, conf, e) : fs_fail(e, FS_ENOMEM, "out of memory");
+	if (!rc) {
+		const struct fs_ssh_target *t = &conf->target;
+		s->fd = -1;
+		snprintf(s->label, sizeof(s->label), "%s@%s:%d", t->user, t->hostname, t->port);
+		snprintf(s->command, sizeof(s->command), "%s", o->command ? o->command : "farsight-agent");
+		struct fs_start st = {conf, {deadline, wake_fd, cancelled, arg}};
+		rc = start(s, &st, e);
+		s->maybe_more = true;
+		if (rc) {
+			fs_ssh_close(s);
+			s = NULL;
+		}
+	}
+	free(conf);
+	if (rc)
+		free(s);
+	else
+		*out = s;
+	return rc;
+}
+
+void fs_ssh_close(struct fs_ssh *s)
+{
+	if (!s)
+		return;
+	if (s->fd >= 0)
+		shutdown(s->fd, SHUT_RDWR);
+	/* A dead socket answers at once from here on, so that these calls end; the bound is for the library's own mistakes. */
+	for (int i = 0; s->ls && i < 100; i++)
+		if (libssh2_session_free(s->ls) != LIBSSH2_ERROR_EAGAIN)
+			s->ls = NULL;
+	if (s->ls)
+		fs_warn("%s: libssh2 does not let go of a closed session; its memory is lost", s->label);
+	if (s->fd >= 0)
+		close(s->fd);
+	free(s);
+}
+
+/* The output has ended: says how, with the exit status that sshd sends after it. */
+static int ended(struct fs_ssh *s, struct fs_errbuf *e)
+{
+	int64_t until = fs_deadline_ms(EXIT_WAIT_MS);
+	int rc;
+	while ((rc = libssh2_channel_wait_closed(s->ch)) == LIBSSH2_ERROR_EAGAIN && fs_now() < until) {
+		struct pollfd pf = {.fd = s->fd, .events = POLLIN};
+		if (poll(&pf, 1, fs_poll_ms(until)) < 0 && errno != EINTR)
+			break;
+	}
+	if (rc)
+		return fs_fail(e, FS_EUNAVAILABLE, "%s on %s closed its output", s->command, s->label);
+	char *sig = NULL;
+	size_t sig_n = 0;
+	libssh2_channel_get_exit_signal(s->ch, &sig, &sig_n, NULL, NULL, NULL, NULL);
+	int status = libssh2_channel_get_exit_status(s->ch);
+	if (sig) {
+		fs_fail(e, FS_EUNAVAILABLE, "%s on %s was killed by signal %.*s", s->command, s->label, (int)sig_n, sig);
+		libssh2_free(s->ls, sig);
+	} else if (status == 127) {
+		fs_fail(e, FS_EUNAVAILABLE, "%s is not installed on %s, or not in the PATH that sshd gives; install it there", s->command,
+			s->label);
+	} else {
+		fs_fail(e, FS_EUNAVAILABLE, "%s on %s ended with status %d", s->command, s->label, status);
+	}
+	return FS_EUNAVAILABLE;
+}
+
+static bool owes_output(struct fs_ssh *s)
+{
+	return libssh2_session_block_directions(s->ls) & LIBSSH2_SESSION_BLOCK_OUTBOUND;
+}
+
+ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e)
+{
+	if (s->write_owes || n == 0)
+		return 0;
+	ssize_t r = libssh2_channel_read_ex(s->ch, 0, buf, n);
+	s->read_owes = false;
+	if (r > 0) {
+		s->maybe_more = true;
+		return r;
+	}
+	if (r == LIBSSH2_ERROR_EAGAIN) {
+		s->read_owes = owes_output(s);
+		s->maybe_more = false;
+		return 0;
+	}
+	if (r < 0)
+		return fs_fail(e, FS_EUNAVAILABLE, "the connection to %s broke: %s", s->label, last_error(s));
+	if (libssh2_channel_eof(s->ch))
+		return ended(s, e);
+	s->maybe_more = true; /* its end has come, but its error text is still to be read */
+	return 0;
+}
+
+ssize_t fs_ssh_read_stderr(struct fs_ssh *s, void *buf, size_t n)
+{
+	if (s->write_owes || s->read_owes || n == 0)
+		return 0;
+	ssize_t r = libssh2_channel_read_ex(s->ch, SSH_EXTENDED_DATA_STDERR, buf, n);
+	if (r == LIBSSH2_ERROR_EAGAIN)
+		s->read_owes = owes_output(s);
+	if (r != 0)
+		s->maybe_more = s->maybe_more || r > 0;
+	return r > 0 ? r : 0;
+}
+
+ssize_t fs_ssh_write(struct fs_ssh *s, const void *buf, size_t n, struct fs_errbuf *e)
+{
+	FS_ASSERT(!s->pinned || s->pinned == buf);
+	if (s->read_owes || n == 0)
+		return 0;
+	ssize_t r = libssh2_channel_write_ex(s->ch, 0, buf, n);
+	s->maybe_more = true; /* it reads what has arrived into its queue */
+	s->write_owes = false;
+	s->pinned = NULL;
+	if (r > 0)
+		return r;
+	if (r == 0 || r == LIBSSH2_ERROR_EAGAIN) {
+		s->write_owes = r != 0 && owes_output(s);
+		s->pinned = buf;
+		return 0;
+	}
+	if (r == LIBSSH2_ERROR_CHANNEL_CLOSED || r == LIBSSH2_ERROR_CHANNEL_EOF_SENT)
+		return ended(s, e);
+	return fs_fail(e, FS_EUNAVAILABLE, "the connection to %s broke: %s", s->label, last_error(s));
+}
+
+bool fs_ssh_write_pending(const struct fs_ssh *s)
+{
+	return s->write_owes;
+}
+
+size_t fs_ssh_unsent(const struct fs_ssh *s)
+{
+	int n = 0;
+	return ioctl(s->fd, SIOCOUTQ, &n) == 0 && n > 0 ? (size_t)n : 0;
+}
+
+int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline)
+{
+	if (s->maybe_more && !s->write_owes)
+		return FS_OK;
+	short events = POLLIN;
+	if (s->write_owes)
+		events = POLLOUT;
+	else if (s->read_owes)
+		events = POLLIN | POLLOUT;
+	else if (want_write && !s->pinned) /* pinned here means that the host's window is full: its adjustment is input */
+		return FS_OK;
+	struct pollfd pf[2] = {{.fd = s->fd, .events = events}, {.fd = wake_fd, .events = POLLIN}};
+	int n = poll(pf, 2, fs_poll_ms(deadline));
+	return n < 0 && errno != EINTR ? FS_EIO : FS_OK;
+}
