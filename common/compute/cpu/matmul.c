@@ -1,0 +1,100 @@
+/*
+ * matmul.c: chooses how a product is made. Few rows: own kernels that read each weight once, in int8
+ * activations for quantised types (FS_PRECISION_AUTO) or f32. Runs on the owner thread.
+ */
+#include "common/compute/cpu/cpu.h"
+
+#include <string.h>
+
+/* Rows that the few-row kernels take at a time. */
+#define FEW_MAX 8
+
+struct few_job {
+	const struct fs_kernels *k;
+	struct fs_few f;
+	bool int8;
+	int64_t out, grain;
+	float *tmp; /* [workers][in] or NULL */
+};
+
+static void few_task(void *arg, int64_t task, int worker)
+{
+	struct few_job *j = arg;
+	struct fs_few f = j->f;
+
+	f.o0 = task * j->grain;
+	f.o1 = FS_MIN(j->out, f.o0 + j->grain);
+	f.tmp = j->tmp ? j->tmp + worker * f.in : NULL;
+	if (j->int8)
+		j->k->few_q8(&f);
+	else
+		j->k->few_f32(&f);
+}
+
+/* Activations to int8, into the device's scratch. */
+static bool quantize_rows(struct fs_cpu *c, struct few_job *j)
+{
+	int64_t in = j->f.in, n = j->f.n;
+	struct fs_xq *xq = &j->f.xq;
+
+	xq->d = fs_scratch_get(c, &c->rows, (size_t)n, (size_t)(in + in / 32 * 8));
+	if (!xq->d)
+		return false;
+	xq->s = xq->d + n * in / 32;
+	xq->q = (int8_t *)(xq->s + n * in / 32);
+	for (int64_t r = 0; r < n; r++) {
+		struct fs_xq row = {.q = xq->q + r * in, .d = xq->d + r * in / 32, .s = xq->s + r * in / 32};
+
+		c->k->quantize(j->f.x + r * in, &row, in);
+	}
+	return true;
+}
+
+/* Outputs of a task: enough work to be worth handing out, yet several tasks for each thread. */
+static int64_t few_grain(const struct fs_cpu *c, int64_t in, int64_t out, int n)
+{
+	int64_t least = FS_MAX(1, 32768 / FS_MAX(1, in * n));
+
+	return FS_MAX(least, out / (c->dev.threads * 8));
+}
+
+static void matmul_few(struct fs_cpu *c, const struct fs_weight *w, const float *bias, const float *x,
+        float *y, int n, bool add)
+{
+	struct few_job j = {.k = c->k, .out = w->out, .grain = few_grain(c, w->in, w->out, n)};
+
+	j.f = (struct fs_few){
+	        .type = w->type, .in = w->in, .w = w->data, .bias = bias, .add = add, .n = n, .x = x, .y = y};
+	j.f.row_bytes = fs_dtype_row_bytes(w->type, w->in);
+	j.f.ldy = w->out;
+	j.int8 = fs_is_quantized(w->type) && c->dev.precision == FS_PRECISION_AUTO;
+	if (j.int8 && !quantize_rows(c, &j))
+		return;
+	if (fs_is_quantized(w->type)) {
+		j.tmp = fs_scratch_get(c, &c->worker, (size_t)c->dev.threads, (size_t)w->in * sizeof(float));
+		if (!j.tmp)
+			return;
+	}
+	fs_pool_run(c->pool, (w->out + j.grain - 1) / j.grain, few_task, &j);
+}
+
+void fs_cpu_matmul(struct fs_dev *d, const struct fs_weight *w, const float *bias, const float *x, float *y,
+        int64_t n, bool add)
+{
+	struct fs_cpu *c = (struct fs_cpu *)d;
+
+	for (int64_t r = 0; r < n; r += FEW_MAX)
+		matmul_few(c, w, bias, x + r * w->in, y + r * w->out, (int)FS_MIN(FEW_MAX, n - r), add);
+}
+
+void fs_cpu_embed(struct fs_dev *d, const struct fs_weight *w, const int32_t *ids, float *y, int64_t n)
+{
+	struct fs_cpu *c = (struct fs_cpu *)d;
+	size_t row = fs_dtype_row_bytes(w->type, w->in);
+
+	for (int64_t i = 0; i < n; i++) {
+		FS_ASSERT(ids[i] >= 0 && ids[i] < w->out);
+		c->k->dequantize(
+		        w->type, (const uint8_t *)w->data + (size_t)ids[i] * row, y + i * w->in, w->in);
+	}
+}

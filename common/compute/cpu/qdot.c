@@ -1,0 +1,350 @@
+/*
+ * qdot.c: products of quantised weights with int8 activations, for one level. Integer sums inside a block of
+ * 32, f32 across blocks. A block of weights is unpacked once for up to four activation rows. Level 0 is the
+ * reference: the same numbers in f32. 256-bit registers serve both levels: memory is the limit, and the
+ * 512-bit level gains by its dot instruction (VNNI). Pure functions, any thread. Block layouts:
+ * common/gguf/gguf.h, llama.cpp's ggml-common.h.
+ */
+#include "common/compute/cpu/kernels.h"
+#include "common/compute/cpu/vec.h"
+
+#if FS_LEVEL == 0
+
+void FS_LV(few_q8)(const struct fs_few *f)
+{
+	for (int64_t o = f->o0; o < f->o1; o++) {
+		fs_dequantize_row(f->type, f->w + (size_t)o * f->row_bytes, f->tmp, f->in);
+		for (int r = 0; r < f->n; r++) {
+			const int8_t *q = f->xq.q + r * f->in;
+			const float *d = f->xq.d + r * f->in / 32;
+			float *y = f->y + r * f->ldy + o;
+			float sum = 0.0f;
+
+			for (int64_t i = 0; i < f->in; i++)
+				sum += f->tmp[i] * (d[i / 32] * (float)q[i]);
+			*y = sum + (f->bias ? f->bias[o] : 0.0f) + (f->add ? *y : 0.0f);
+		}
+	}
+}
+
+#else
+
+#define MAX_ROWS 4
+
+/* One weight row against `rows` activation rows: what a block's code gets. */
+struct dot {
+	const uint8_t *w;
+	int64_t in;
+	const int8_t *q;
+	const float *d, *s;
+	float *out; /* [rows] */
+};
+
+FS_INLINE float half(const uint8_t *p)
+{
+	uint16_t h;
+
+	memcpy(&h, p, sizeof(h));
+	return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+}
+
+FS_INLINE __m256i load32(const void *p)
+{
+	return _mm256_loadu_si256(p);
+}
+
+/* Sums of four products of u (0..128) and s (-127..127) in each of eight lanes. */
+FS_INLINE __m256i dot32(__m256i u, __m256i s)
+{
+#if FS_LEVEL == 2
+	return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, s);
+#else
+	return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
+#endif
+}
+
+FS_INLINE __m256 scaled(__m256i p, float d, __m256 acc)
+{
+	return _mm256_fmadd_ps(_mm256_cvtepi32_ps(p), _mm256_set1_ps(d), acc);
+}
+
+FS_INLINE float sum8(__m256 a)
+{
+	__m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+	s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+	return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* 16 bytes: low nibbles to bytes 0..15, high nibbles to 16..31 */
+FS_INLINE __m256i nibbles(const uint8_t *p)
+{
+	__m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+
+	return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(b, 4), b), _mm256_set1_epi8(15));
+}
+
+/* 32 bits to 32 bytes: 16 where the bit is set, else 0 */
+FS_INLINE __m256i fifth_bits(const uint8_t *p)
+{
+	uint32_t bits;
+	__m256i b;
+
+	memcpy(&bits, p, sizeof(bits));
+	b = _mm256_shuffle_epi8(
+	        _mm256_set1_epi32((int)bits), _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
+	                                              2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+	b = _mm256_and_si256(b, _mm256_set1_epi64x((long long)0x8040201008040201ULL));
+	b = _mm256_cmpeq_epi8(b, _mm256_set1_epi64x((long long)0x8040201008040201ULL));
+	return _mm256_and_si256(b, _mm256_set1_epi8(16));
+}
+
+/* Types of 32 elements with unsigned quants: value = d·q + m. */
+FS_INLINE void dot_small(enum fs_dtype type, int bytes, const struct dot *t, int rows)
+{
+	__m256 acc[MAX_ROWS];
+	float low[MAX_ROWS];
+	const uint8_t *w = t->w;
+
+	FS_UNROLL
+	for (int r = 0; r < rows; r++) {
+		acc[r] = _mm256_setzero_ps();
+		low[r] = 0.0f;
+	}
+	for (int64_t b = 0; b < t->in / 32; b++, w += bytes) {
+		float d = half(w), m;
+		__m256i u;
+
+		if (type == FS_Q4_0) {
+			m = -8.0f * d;
+			u = nibbles(w + 2);
+		} else if (type == FS_Q4_1) {
+			m = half(w + 2);
+			u = nibbles(w + 4);
+		} else if (type == FS_Q5_0) {
+			m = -16.0f * d;
+			u = _mm256_or_si256(nibbles(w + 6), fifth_bits(w + 2));
+		} else {
+			m = half(w + 2);
+			u = _mm256_or_si256(nibbles(w + 8), fifth_bits(w + 4));
+		}
+		FS_UNROLL
+		for (int r = 0; r < rows; r++) {
+			int64_t at = r * (t->in / 32) + b;
+
+			acc[r] = scaled(dot32(u, load32(t->q + 32 * at)), d * t->d[at], acc[r]);
+			low[r] += m * t->s[at];
+		}
+	}
+	FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		t->out[r] = sum8(acc[r]) + low[r];
+}
+
+FS_INLINE void dot_q8_0(const struct dot *t, int rows)
+{
+	__m256 acc[MAX_ROWS];
+	const uint8_t *w = t->w;
+
+	FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		acc[r] = _mm256_setzero_ps();
+	for (int64_t b = 0; b < t->in / 32; b++, w += 34) {
+		float d = half(w);
+		__m256i v = load32(w + 2), u = _mm256_abs_epi8(v);
+
+		FS_UNROLL
+		for (int r = 0; r < rows; r++) {
+			int64_t at = r * (t->in / 32) + b;
+			__m256i x = _mm256_sign_epi8(load32(t->q + 32 * at), v);
+
+			acc[r] = scaled(dot32(u, x), d * t->d[at], acc[r]);
+		}
+	}
+	FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		t->out[r] = sum8(acc[r]);
+}
+
+/* The eight 6-bit scales and minima of Q4_K and Q5_K. */
+FS_INLINE void scales_k(const uint8_t *b, __m256 *scale, __m256 *min)
+{
+	uint32_t w[3];
+	uint64_t s, m;
+
+	memcpy(w, b, sizeof(w));
+	s = (w[0] & 0x3f3f3f3f) | (uint64_t)((w[2] & 0x0f0f0f0f) | (w[0] >> 6 & 0x03030303) << 4) << 32;
+	m = (w[1] & 0x3f3f3f3f) | (uint64_t)((w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 6 & 0x03030303) << 4) << 32;
+	*scale = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)s)));
+	*min = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)m)));
+}
+
+/* Q4_K and Q5_K: value = d·scale·q - dmin·min over eight groups of 32. */
+FS_INLINE void dot_k(bool five, const struct dot *t, int rows)
+{
+	const __m256i low4 = _mm256_set1_epi8(15);
+	__m256 acc[MAX_ROWS], low[MAX_ROWS];
+	const uint8_t *w = t->w;
+
+	FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		acc[r] = low[r] = _mm256_setzero_ps();
+	for (int64_t b = 0; b < t->in / 256; b++, w += five ? 176 : 144) {
+		float k[MAX_ROWS][8];
+		__m256 scale, min;
+		__m256i high = _mm256_setzero_si256();
+		const uint8_t *qs = w + (five ? 48 : 16);
+
+		scales_k(w + 4, &scale, &min);
+		scale = _mm256_mul_ps(scale, _mm256_set1_ps(half(w)));
+		min = _mm256_mul_ps(min, _mm256_set1_ps(half(w + 2)));
+		FS_UNROLL
+		for (int r = 0; r < rows; r++) {
+			int64_t at = r * (t->in / 32) + 8 * b;
+
+			_mm256_storeu_ps(k[r], _mm256_mul_ps(scale, _mm256_loadu_ps(t->d + at)));
+			low[r] = _mm256_fnmadd_ps(min, _mm256_loadu_ps(t->s + at), low[r]);
+		}
+		if (five)
+			high = load32(w + 16);
+		FS_UNROLL
+		for (int j = 0; j < 8; j++) {
+			__m256i u = load32(qs + 32 * (j / 2));
+
+			u = _mm256_and_si256(j & 1 ? _mm256_srli_epi16(u, 4) : u, low4);
+			if (five)
+				u = _mm256_or_si256(
+				        u, _mm256_slli_epi16(_mm256_and_si256(_mm256_srli_epi16(high, j),
+				                                     _mm256_set1_epi8(1)),
+				                   4));
+			FS_UNROLL
+			for (int r = 0; r < rows; r++) {
+				__m256i x = load32(t->q + r * t->in + 256 * b + 32 * j);
+
+				acc[r] = scaled(dot32(u, x), k[r][j], acc[r]);
+			}
+		}
+	}
+	FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		t->out[r] = sum8(_mm256_add_ps(acc[r], low[r]));
+}
+
+/* Quants 0..63 of 32 elements, group j of 0..7. */
+FS_INLINE __m256i six_bits(const uint8_t *w, int j)
+{
+	const uint8_t *ql = w + 64 * (j / 4) + 32 * (j & 1), *qh = w + 128 + 32 * (j / 4);
+	__m256i lo = load32(ql), hi = load32(qh);
+
+	lo = _mm256_and_si256(j & 2 ? _mm256_srli_epi16(lo, 4) : lo, _mm256_set1_epi8(15));
+	hi = _mm256_and_si256(_mm256_srli_epi16(hi, 2 * (j & 3)), _mm256_set1_epi8(3));
+	return _mm256_or_si256(lo, _mm256_slli_epi16(hi, 4));
+}
+
+/* Q6_K: value = d·scale·(q - 32), a scale (int8) for 16 elements. */
+FS_INLINE void dot_q6_k(const struct dot *t, int rows)
+{
+	__m256 acc[MAX_ROWS];
+	const uint8_t *w = t->w;
+
+	FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		acc[r] = _mm256_setzero_ps();
+	for (int64_t b = 0; b < t->in / 256; b++, w += 210) {
+		const int8_t *scales = (const int8_t *)w + 192;
+		float d = half(w + 208);
+
+		FS_UNROLL
+		for (int j = 0; j < 8; j++) {
+			__m256i v = _mm256_sub_epi8(six_bits(w, j), _mm256_set1_epi8(32));
+			__m256i u = _mm256_abs_epi8(v);
+			__m256i s = _mm256_set_m128i(
+			        _mm_set1_epi16(scales[2 * j + 1]), _mm_set1_epi16(scales[2 * j]));
+
+			FS_UNROLL
+			for (int r = 0; r < rows; r++) {
+				int64_t at = r * (t->in / 32) + 8 * b + j;
+				__m256i x = _mm256_sign_epi8(load32(t->q + 32 * at), v);
+				__m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), s);
+
+				acc[r] = scaled(p, d * t->d[at], acc[r]);
+			}
+		}
+	}
+	FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		t->out[r] = sum8(acc[r]);
+}
+
+FS_INLINE void dot_rows(enum fs_dtype type, const struct dot *t, int rows)
+{
+	switch (type) {
+	case FS_Q8_0:
+		dot_q8_0(t, rows);
+		break;
+	case FS_Q4_0:
+		dot_small(FS_Q4_0, 18, t, rows);
+		break;
+	case FS_Q4_1:
+		dot_small(FS_Q4_1, 20, t, rows);
+		break;
+	case FS_Q5_0:
+		dot_small(FS_Q5_0, 22, t, rows);
+		break;
+	case FS_Q5_1:
+		dot_small(FS_Q5_1, 24, t, rows);
+		break;
+	case FS_Q4_K:
+		dot_k(false, t, rows);
+		break;
+	case FS_Q5_K:
+		dot_k(true, t, rows);
+		break;
+	default:
+		dot_q6_k(t, rows);
+		break;
+	}
+}
+
+static void dot_any(enum fs_dtype type, const struct dot *t, int rows)
+{
+	switch (rows) {
+	case 1:
+		dot_rows(type, t, 1);
+		break;
+	case 2:
+		dot_rows(type, t, 2);
+		break;
+	case 3:
+		dot_rows(type, t, 3);
+		break;
+	default:
+		dot_rows(type, t, 4);
+		break;
+	}
+}
+
+void FS_LV(few_q8)(const struct fs_few *f)
+{
+	for (int64_t o = f->o0; o < f->o1; o++) {
+		for (int r = 0; r < f->n; r += MAX_ROWS) {
+			int rows = FS_MIN(MAX_ROWS, f->n - r);
+			float out[MAX_ROWS];
+			struct dot t = {.w = f->w + (size_t)o * f->row_bytes,
+			        .in = f->in,
+			        .q = f->xq.q + r * f->in,
+			        .d = f->xq.d + r * f->in / 32,
+			        .s = f->xq.s + r * f->in / 32,
+			        .out = out};
+
+			dot_any(f->type, &t, rows);
+			for (int k = 0; k < rows; k++) {
+				float *y = f->y + (r + k) * f->ldy + o;
+
+				*y = out[k] + (f->bias ? f->bias[o] : 0.0f) + (f->add ? *y : 0.0f);
+			}
+		}
+	}
+}
+
+#endif
