@@ -108,8 +108,9 @@ FS_INLINE vf gelu_erf(vf x)
 	p = v_fma(p, t, v_set(-0.284496736f));
 	p = v_fma(p, t, v_set(0.254829592f));
 	p = v_mul(v_mul(p, t), v_exp(v_sub(v_set(0.0f), v_mul(z, z)))); /* erfc(z) */
-	half = v_mul(v_mul(v_set(0.5f), x), p);
-	return v_if_neg(x, half, v_sub(x, half));
+	half = v_mul(v_mul(v_set(0.5f), v_min(v_set(100.0f), v_abs(x))),
+	        p); /* p is 0 from 14 on; no infinity times 0 */
+	return v_if_neg(x, v_sub(v_set(0.0f), half), v_sub(x, half));
 #endif
 }
 

@@ -82,6 +82,10 @@ FS_INLINE vf v_max(vf a, vf b)
 {
 	return _mm512_max_ps(a, b);
 }
+FS_INLINE vf v_min(vf a, vf b)
+{
+	return _mm512_min_ps(a, b);
+}
 FS_INLINE vf v_abs(vf a)
 {
 	return _mm512_abs_ps(a);
@@ -172,6 +176,10 @@ FS_INLINE vf v_fma(vf a, vf b, vf c) /* a·b + c */
 FS_INLINE vf v_max(vf a, vf b)
 {
 	return _mm256_max_ps(a, b);
+}
+FS_INLINE vf v_min(vf a, vf b)
+{
+	return _mm256_min_ps(a, b);
 }
 FS_INLINE vf v_abs(vf a)
 {
@@ -272,6 +280,10 @@ FS_INLINE vf v_max(vf a, vf b)
 {
 	return a > b ? a : b;
 }
+FS_INLINE vf v_min(vf a, vf b)
+{
+	return a < b ? a : b;
+}
 FS_INLINE vf v_abs(vf a)
 {
 	return fabsf(a);
@@ -303,11 +315,7 @@ FS_INLINE vf v_exp(vf x)
 	vf n, r, p;
 
 	x = v_max(lo, x); /* a NaN in x stays: max and min return their second operand then */
-#if FS_LEVEL == 2
-	x = _mm512_min_ps(hi, x);
-#else
-	x = _mm256_min_ps(hi, x);
-#endif
+	x = v_min(hi, x);
 	n = v_round(v_mul(x, v_set(1.44269504f)));
 	r = v_fma(n, v_set(-0.693359375f), x);
 	r = v_fma(n, v_set(2.12194440e-4f), r);
