@@ -130,7 +130,7 @@ static int add_picture(struct reader *rd, struct fs_chat_message *m, const json_
 		        o->max_pictures);
 	if (strncasecmp(json_string_value(url), "data:", 5) != 0)
 		return refuse_url(rd, param, json_string_value(url));
-	struct fs_picture *p;
+	struct fs_picture *p = NULL;
 	struct fs_errbuf e;
 	int rc = picture_slot(rd, &p);
 	if (rc)
