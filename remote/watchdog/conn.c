@@ -1,0 +1,308 @@
+/*
+ * One connection from an agent: bytes in, frames out, both bounded. Loop thread. Control frames go before
+ * DATA; a DATA frame is made only when the one before it is written, so a slow server holds no rows in memory
+ * and a CANCEL or PING waits behind one chunk at most. Refuses malformed frames by ending this connection
+ * only.
+ */
+#include "remote/watchdog/state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define CTRL_MAX (256 * 1024)
+#define CTRL_BUSY (64 * 1024)   /* with so much to write, nothing more is read */
+#define ROUND_MAX (1024 * 1024) /* bytes read or written in one round of the loop */
+#define GREETING_MS 10000
+#define HELLO_MS 30000
+#define CLOSING_MS 2000
+
+int fs_conn_accept(struct fs_wd *wd, int fd, struct fs_errbuf *e)
+{
+	struct ucred peer;
+	socklen_t n = sizeof(peer);
+	struct fs_conn *c = NULL;
+	int rc = FS_ENOMEM;
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) || (peer.uid != getuid() && peer.uid != 0))
+		rc = fs_fail(e, FS_EAUTH, "a connection of another user");
+	else if (wd->n_conns >= FS_WD_CONNS_MAX)
+		rc = fs_fail(e, FS_ELIMIT, "more than %d connections", FS_WD_CONNS_MAX);
+	else
+		c = calloc(1, sizeof(*c));
+	if (!c) {
+		close(fd);
+		return rc;
+	}
+	c->chunk = malloc(FS_FRAME_HEADER + FS_FRAME_CHUNK);
+	if (!c->chunk) {
+		free(c);
+		close(fd);
+		return FS_ENOMEM;
+	}
+	fs_buf_init(&c->in, FS_FRAME_MAX + FS_FRAME_HEADER);
+	fs_buf_init(&c->ctrl, CTRL_MAX);
+	c->wd = wd;
+	c->fd = fd;
+	c->slot = -1;
+	c->deadline = fs_deadline_ms(GREETING_MS);
+	c->ping_at = FS_NEVER;
+	c->next = wd->conns;
+	wd->conns = c;
+	wd->n_conns++;
+	return FS_OK;
+}
+
+/* The connection and all that hangs on it; the struct itself goes with the sweep. */
+void fs_conn_lose(struct fs_conn *c)
+{
+	if (c->phase == FS_CONN_DEAD)
+		return;
+	c->phase = FS_CONN_DEAD;
+	fs_req_drop_all(c);
+	if (c->lease)
+		fs_lease_close(c->lease);
+	c->lease = NULL;
+	close(c->fd);
+	c->fd = -1;
+}
+
+void fs_conn_sweep(struct fs_wd *wd)
+{
+	for (struct fs_conn **at = &wd->conns; *at;) {
+		struct fs_conn *c = *at;
+		if (c->phase != FS_CONN_DEAD) {
+			at = &c->next;
+			continue;
+		}
+		*at = c->next;
+		wd->n_conns--;
+		fs_buf_finish(&c->in);
+		fs_buf_finish(&c->ctrl);
+		free(c->chunk);
+		free(c);
+	}
+}
+
+void fs_conn_close(struct fs_conn *c)
+{
+	if (c->phase >= FS_CONN_CLOSING)
+		return;
+	c->phase = FS_CONN_CLOSING;
+	c->deadline = fs_deadline_ms(CLOSING_MS);
+	fs_req_drop_all(c);
+	if (c->lease)
+		fs_lease_close(c->lease);
+	c->lease = NULL;
+}
+
+void fs_conn_refuse(struct fs_conn *c, int err, const char *text)
+{
+	if (c->phase >= FS_CONN_CLOSING)
+		return;
+	fs_warn("connection: %s", text);
+	fs_conn_send_err(c, 0, err, text);
+	fs_conn_close(c);
+}
+
+void fs_conn_send(struct fs_conn *c, uint8_t type, uint32_t id, const void *payload, size_t n)
+{
+	if (c->phase >= FS_CONN_CLOSING || c->overflow)
+		return;
+	if (fs_frame_append(&c->ctrl, type, id, payload, n)) {
+		fs_warn("connection: the server does not read; ended");
+		c->overflow = true; /* lost in the next round: callers may be walking its requests */
+	}
+}
+
+void fs_conn_send_err(struct fs_conn *c, uint32_t id, int err, const char *text)
+{
+	uint8_t payload[4 + sizeof(((struct fs_errbuf *)0)->text)];
+	size_t n = FS_MIN(strlen(text), sizeof(payload) - 4);
+	uint32_t code = (uint32_t)-err;
+	for (int i = 0; i < 4; i++)
+		payload[i] = (uint8_t)(code >> (8 * i));
+	memcpy(payload + 4, text, n);
+	fs_conn_send(c, FS_FRAME_ERR, id, payload, 4 + n);
+}
+
+/* ---- out ---- */
+
+/* > 0: bytes written; 0: the socket is full; negative: it is broken. */
+static ssize_t write_some(struct fs_conn *c, const uint8_t *data, size_t n)
+{
+	ssize_t w;
+	do
+		w = send(c->fd, data, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (w < 0 && errno == EINTR);
+	if (w < 0)
+		return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
+	return w;
+}
+
+static bool has_output(const struct fs_conn *c)
+{
+	return c->ctrl.len > 0 || c->chunk_off < c->chunk_len;
+}
+
+/* A chunk that was begun is ended before anything else, since frames can not be mixed. */
+static void write_out(struct fs_conn *c)
+{
+	for (size_t total = 0; total < ROUND_MAX;) {
+		ssize_t w;
+		if (!has_output(c) && (c->phase != FS_CONN_OPEN || !fs_req_next_chunk(c)))
+			return;
+		if (c->chunk_off < c->chunk_len) {
+			w = write_some(c, c->chunk + c->chunk_off, c->chunk_len - c->chunk_off);
+			c->chunk_off += w > 0 ? (size_t)w : 0;
+		} else {
+			w = write_some(c, c->ctrl.data, c->ctrl.len);
+			fs_buf_consume(&c->ctrl, w > 0 ? (size_t)w : 0);
+		}
+		if (w < 0)
+			fs_conn_lose(c);
+		if (w <= 0)
+			return;
+		total += (size_t)w;
+	}
+}
+
+/* ---- in ---- */
+
+static void take_greeting(struct fs_conn *c)
+{
+	struct fs_wd_greeting g;
+	struct fs_errbuf e;
+	uint8_t *end = c->in.len ? memchr(c->in.data, '\n', c->in.len) : NULL;
+	if (!end && c->in.len < FS_WD_GREETING_MAX)
+		return;
+	size_t n = end ? (size_t)(end - c->in.data) : c->in.len;
+	int rc = fs_wd_greeting_parse((const char *)c->in.data, n, &g, &e);
+	if (rc) {
+		fs_conn_refuse(c, rc, e.text);
+		return;
+	}
+	fs_buf_consume(&c->in, n + 1);
+	memcpy(c->peer, g.peer, sizeof(c->peer));
+	if (g.purpose == FS_WD_CHANNEL) {
+		c->phase = FS_CONN_HELLO;
+		c->deadline = fs_deadline_ms(HELLO_MS);
+		return;
+	}
+	if (fs_wd_status(c->wd, &c->ctrl)) {
+		fs_conn_lose(c);
+		return;
+	}
+	c->admin = g.purpose == FS_WD_STOP;
+	c->wd->stopping |= c->admin;
+	fs_conn_close(c);
+}
+
+static void take_frames(struct fs_conn *c)
+{
+	size_t off = 0;
+	while ((c->phase == FS_CONN_HELLO || c->phase == FS_CONN_OPEN) && c->ctrl.len < CTRL_BUSY &&
+	        off < c->in.len) {
+		struct fs_frame f;
+		struct fs_errbuf e;
+		size_t used;
+		int rc = fs_frame_parse(c->in.data + off, c->in.len - off, &f, &used, &e);
+		if (rc == FS_ENOTFOUND)
+			break;
+		if (rc == FS_OK)
+			rc = fs_session_frame(c, &f, &e);
+		if (rc) {
+			fs_conn_refuse(c, rc, e.text);
+			break;
+		}
+		off += used;
+	}
+	if (off)
+		fs_buf_consume(&c->in, FS_MIN(off, c->in.len));
+}
+
+static void read_in(struct fs_conn *c)
+{
+	for (size_t total = 0; total < ROUND_MAX && c->phase < FS_CONN_CLOSING;) {
+		size_t room = c->in.max - c->in.len;
+		if (room == 0 || c->ctrl.len >= CTRL_BUSY)
+			return;
+		if (fs_buf_reserve(&c->in, FS_MIN(room, c->phase == FS_CONN_GREETING ? 4096 : room)))
+			return;
+		ssize_t n = recv(
+		        c->fd, c->in.data + c->in.len, FS_MIN(room, c->in.cap - c->in.len - 1), MSG_DONTWAIT);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+			return;
+		if (n <= 0) {
+			fs_conn_lose(c);
+			return;
+		}
+		c->in.len += (size_t)n;
+		total += (size_t)n;
+		if (c->phase == FS_CONN_GREETING)
+			take_greeting(c);
+		take_frames(c);
+	}
+}
+
+/* ---- the loop ---- */
+
+void fs_conn_prepare(struct fs_conn *c, struct fs_pollset *ps)
+{
+	c->slot = -1;
+	if (c->phase == FS_CONN_DEAD)
+		return;
+	if (c->phase == FS_CONN_OPEN && !has_output(c) && fs_req_next_chunk(c))
+		fs_debug("connection: rows begin to flow");
+	short events = 0;
+	if (c->phase < FS_CONN_CLOSING && c->ctrl.len < CTRL_BUSY)
+		events |= POLLIN;
+	if (has_output(c))
+		events |= POLLOUT;
+	c->slot = fs_pollset_add(ps, c->fd, events);
+	fs_pollset_until(ps, c->phase == FS_CONN_OPEN ? c->ping_at : c->deadline);
+}
+
+/* A server that is silent is asked whether it lives; its PONG is the frame that keeps the lease. */
+static void ping_when_silent(struct fs_conn *c)
+{
+	static const uint8_t payload[8] = "silence";
+	if (c->phase != FS_CONN_OPEN || fs_now() < c->ping_at)
+		return;
+	fs_conn_send(c, FS_FRAME_PING, 0, payload, sizeof(payload));
+	c->ping_at = fs_now() + c->wd->cfg.silence_s * FS_SEC / 3;
+}
+
+static void expire(struct fs_conn *c)
+{
+	if (c->phase == FS_CONN_DEAD || c->phase == FS_CONN_OPEN)
+		return;
+	bool written = c->phase == FS_CONN_CLOSING && !has_output(c) && !c->admin;
+	bool late = fs_now() >= c->deadline;
+	if (c->phase < FS_CONN_CLOSING && late)
+		fs_conn_refuse(c, FS_ETIMEOUT, "no greeting or HELLO came in time");
+	else if (written || (late && !c->admin))
+		fs_conn_lose(c);
+}
+
+void fs_conn_dispatch(struct fs_conn *c, const struct fs_pollset *ps)
+{
+	short got = fs_pollset_got(ps, c->slot);
+	if (c->overflow)
+		fs_conn_lose(c);
+	if (c->phase != FS_CONN_DEAD && (got & POLLOUT)) {
+		write_out(c);
+		take_frames(c);
+	}
+	if (c->phase < FS_CONN_CLOSING && (got & (POLLIN | POLLHUP | POLLERR)))
+		read_in(c);
+	else if (c->phase == FS_CONN_CLOSING && (got & (POLLHUP | POLLERR)))
+		fs_conn_lose(c);
+	if (c->lease && c->lease->over && c->phase == FS_CONN_OPEN)
+		fs_conn_refuse(c, FS_EUNAVAILABLE, "the lease has ended");
+	ping_when_silent(c);
+	expire(c);
+}

@@ -1,0 +1,491 @@
+/*
+ * The encoder's process: start, READY, orders and answers, deadlines, end, back-off. See encproc.h for the
+ * states. The line protocol is docs/PROTOCOL.md's; an answer that does not follow it ends the encoder, since
+ * nothing after it could be matched to a picture.
+ */
+#include "remote/watchdog/encproc.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CANCEL_ANSWER_MS 1000 /* an extended encoder answers CANCEL within 100 ms */
+#define BACKOFF_MAX_S 60
+#define ARGV_MAX (FS_WD_ARGS_MAX + 16)
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+/* Texts of the encoder go into JSON and logs: what is not printable ASCII is not worth breaking them. */
+static void make_printable(char *s)
+{
+	for (; *s; s++)
+		if (*s < 0x20 || *s > 0x7e)
+			*s = '?';
+}
+
+static void set_state(struct fs_encproc *p, enum fs_encproc_state state, int64_t deadline)
+{
+	p->state = state;
+	p->deadline = deadline;
+	fs_debug("encoder: %s", fs_encproc_state_name(p));
+}
+
+void fs_encproc_init(struct fs_encproc *p, const struct fs_wd_config *cfg, fs_encproc_done *done, void *arg)
+{
+	*p = (struct fs_encproc){.cfg = cfg,
+	        .done = done,
+	        .done_arg = arg,
+	        .child = {.in = -1, .out = -1, .err = -1},
+	        .deadline = FS_NEVER,
+	        .cancel_deadline = FS_NEVER,
+	        .in_slot = -1,
+	        .out_slot = -1,
+	        .err_slot = -1};
+	fs_buf_init(&p->in, FS_LINE_MAX + 4096); /* a line and one read */
+	fs_buf_init(&p->out, FS_LINE_MAX + 64);
+	fs_buf_init(&p->err, 4096);
+}
+
+void fs_encproc_finish(struct fs_encproc *p)
+{
+	if (p->child.pid > 0)
+		fs_child_end(&p->child, p->cfg->stop_grace_ms);
+	fs_buf_finish(&p->in);
+	fs_buf_finish(&p->out);
+	fs_buf_finish(&p->err);
+}
+
+/* ---- start ---- */
+
+struct argv {
+	const char *v[ARGV_MAX];
+	size_t n;
+	char numbers[3][16];
+	size_t n_numbers;
+};
+
+static void arg(struct argv *a, const char *s)
+{
+	FS_ASSERT(a->n + 1 < ARGV_MAX);
+	a->v[a->n++] = s;
+	a->v[a->n] = NULL;
+}
+
+static void number_arg(struct argv *a, const char *name, int32_t value)
+{
+	if (value <= 0)
+		return;
+	char *s = a->numbers[a->n_numbers++];
+	snprintf(s, sizeof(a->numbers[0]), "%d", value);
+	arg(a, name);
+	arg(a, s);
+}
+
+static void build_argv(struct argv *a, const struct fs_wd_config *cfg)
+{
+	*a = (struct argv){0};
+	arg(a, cfg->encoder);
+	arg(a, "--mmproj");
+	arg(a, cfg->mmproj);
+	if (cfg->model[0]) {
+		arg(a, "--model");
+		arg(a, cfg->model);
+	}
+	if (cfg->gpu)
+		arg(a, "--gpu");
+	number_arg(a, "--threads", cfg->threads);
+	number_arg(a, "--max-tokens", cfg->max_tokens);
+	number_arg(a, "--min-tokens", cfg->min_tokens);
+	if (cfg->extended)
+		arg(a, "--extended");
+	for (size_t i = 0; cfg->encoder_args[i]; i++)
+		arg(a, cfg->encoder_args[i]);
+}
+
+static void back_off(struct fs_encproc *p)
+{
+	int seconds = p->failures > 6 ? BACKOFF_MAX_S : FS_MIN(BACKOFF_MAX_S, 1 << (p->failures - 1));
+	fs_warn("encoder: %s; next start in %d s", p->cause, seconds);
+	set_state(p, FS_ENC_BACKOFF, fs_deadline_ms(seconds * 1000LL));
+}
+
+static void start(struct fs_encproc *p)
+{
+	struct argv a;
+	struct fs_errbuf e;
+	build_argv(&a, p->cfg);
+	p->asleep = p->cancelling = p->late_cancel = p->retry = false;
+	p->last_words[0] = 0;
+	fs_buf_clear(&p->in);
+	fs_buf_clear(&p->out);
+	fs_buf_clear(&p->err);
+	p->starts++;
+	if (fs_child_start(&p->child, a.v, NULL, true, false, &e)) {
+		p->start_failed = true;
+		p->failures++;
+		snprintf(p->cause, sizeof(p->cause), "%.250s", e.text);
+		make_printable(p->cause);
+		back_off(p);
+		return;
+	}
+	fs_info("encoder: started %s, process %d", p->cfg->encoder, (int)p->child.pid);
+	set_state(p, FS_ENC_STARTING, fs_deadline_ms(p->cfg->ready_timeout_s * 1000LL));
+}
+
+/* ---- end ---- */
+
+/* The order under way ends with err; nothing when there is none. */
+static void end_order(struct fs_encproc *p, int err, const struct fs_reply *reply, const char *text)
+{
+	if (p->state != FS_ENC_BUSY)
+		return;
+	if (p->cancelling)
+		err = FS_ECANCELLED;
+	p->cancelling = false;
+	p->cancel_deadline = FS_NEVER;
+	p->done(p->done_arg, err, reply, text);
+}
+
+static void signal_next(struct fs_encproc *p)
+{
+	int sig = p->next_signal;
+	fs_child_signal(&p->child, sig);
+	fs_debug("encoder: signal %d to group %d", sig, (int)p->child.pid);
+	p->next_signal = SIGKILL;
+	p->deadline = sig == SIGKILL ? FS_NEVER : fs_deadline_ms(p->cfg->stop_grace_ms);
+}
+
+/* It misbehaved, or its order is taking too long: TERM now, KILL after the grace. */
+static void fail(struct fs_encproc *p, int err, const char *fmt, ...) FS_PRINTF(3, 4);
+static void fail(struct fs_encproc *p, int err, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(p->cause, sizeof(p->cause), fmt, ap);
+	va_end(ap);
+	make_printable(p->cause);
+	end_order(p, err, NULL, p->cause);
+	p->start_failed = p->state == FS_ENC_STARTING;
+	p->failures++;
+	p->retry = true;
+	p->next_signal = SIGTERM;
+	close_fd(&p->child.in);
+	set_state(p, FS_ENC_ENDING, FS_NEVER);
+	signal_next(p);
+}
+
+/* Nobody needs it: QUIT and the end of its input, TERM after the grace, KILL after another. */
+static void dismiss(struct fs_encproc *p)
+{
+	static const char quit[] = "QUIT\n";
+	end_order(p, FS_ECANCELLED, NULL, "nobody waits for it");
+	if (p->out.len == 0) {
+		ssize_t n = write(p->child.in, quit, sizeof(quit) - 1);
+		(void)n; /* the end of its input says the same */
+	}
+	close_fd(&p->child.in);
+	fs_info("encoder: process %d is not needed any more", (int)p->child.pid);
+	p->retry = false;
+	p->next_signal = SIGTERM;
+	set_state(p, FS_ENC_ENDING, fs_deadline_ms(p->cfg->stop_grace_ms));
+}
+
+static void tell_exit(const struct fs_encproc *p, int status, char *out, size_t cap)
+{
+	const char *colon = p->last_words[0] ? ": " : "";
+	if (WIFSIGNALED(status))
+		snprintf(out, cap, "the encoder was ended by signal %d%s%s", WTERMSIG(status), colon,
+		        p->last_words);
+	else
+		snprintf(out, cap, "the encoder ended with status %d%s%s", WEXITSTATUS(status), colon,
+		        p->last_words);
+}
+
+/* The leader is a zombie: what is left of its group is killed while its pid still names the group. */
+static void gone(struct fs_encproc *p)
+{
+	int status = 0;
+	fs_child_signal(&p->child, SIGKILL);
+	fs_child_reap(&p->child, &status);
+	fs_child_end(&p->child, 0);
+	if (p->state != FS_ENC_ENDING) {
+		tell_exit(p, status, p->cause, sizeof(p->cause));
+		make_printable(p->cause);
+		p->start_failed = p->state == FS_ENC_STARTING;
+		p->failures++;
+		p->retry = true;
+		end_order(p, FS_EUNAVAILABLE, NULL, p->cause);
+	}
+	if (p->wanted && p->retry) {
+		back_off(p);
+		return;
+	}
+	fs_info("encoder: ended");
+	set_state(p, FS_ENC_ABSENT, FS_NEVER);
+	if (p->wanted && !p->asleep)
+		start(p);
+}
+
+static bool has_exited(const struct fs_encproc *p)
+{
+	siginfo_t si = {0};
+	return p->child.pid > 0 && waitid(P_PID, (id_t)p->child.pid, &si, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+	       si.si_pid;
+}
+
+/* ---- what others ask for ---- */
+
+void fs_encproc_want(struct fs_encproc *p, bool wanted)
+{
+	if (p->wanted == wanted)
+		return;
+	p->wanted = wanted;
+	if (wanted && p->state == FS_ENC_ABSENT) {
+		start(p);
+	} else if (!wanted && p->state == FS_ENC_BACKOFF) {
+		set_state(p, FS_ENC_ABSENT, FS_NEVER);
+	} else if (!wanted && p->child.pid > 0 && p->state != FS_ENC_ENDING) {
+		dismiss(p);
+	}
+	if (!wanted)
+		p->asleep = false;
+}
+
+void fs_encproc_wake(struct fs_encproc *p)
+{
+	p->asleep = false;
+	if (p->wanted && p->state == FS_ENC_ABSENT)
+		start(p);
+}
+
+static void flush(struct fs_encproc *p)
+{
+	while (p->out.len && p->child.in >= 0) {
+		ssize_t n = write(p->child.in, p->out.data, p->out.len);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return; /* EAGAIN: POLLOUT follows; EPIPE: its exit follows, or the deadline */
+		fs_buf_consume(&p->out, (size_t)n);
+	}
+}
+
+int fs_encproc_encode(struct fs_encproc *p, const struct fs_order *order, struct fs_errbuf *e)
+{
+	char line[FS_LINE_MAX];
+	FS_ASSERT(p->state == FS_ENC_READY);
+	int rc = fs_order_format(order, p->cfg->extended, line, sizeof(line), e);
+	if (rc == FS_OK)
+		rc = fs_buf_append(&p->out, line, strlen(line));
+	if (rc)
+		return rc;
+	set_state(p, FS_ENC_BUSY, fs_deadline_ms(p->cfg->encode_timeout_s * 1000LL));
+	flush(p);
+	return FS_OK;
+}
+
+void fs_encproc_cancel(struct fs_encproc *p)
+{
+	if (p->state != FS_ENC_BUSY || p->cancelling)
+		return;
+	p->cancelling = true;
+	if (p->cfg->extended && fs_buf_append_str(&p->out, "CANCEL\n") == FS_OK) {
+		p->cancel_deadline = fs_deadline_ms(CANCEL_ANSWER_MS);
+		flush(p);
+	} else {
+		p->cancel_deadline = fs_deadline_ms(p->cfg->cancel_kill_s * 1000LL);
+	}
+}
+
+/* ---- what it says ---- */
+
+static void take_ready(struct fs_encproc *p, const struct fs_reply *r)
+{
+	p->facts = r->ready;
+	make_printable(p->facts.device);
+	p->have_facts = true;
+	p->start_failed = false;
+	p->cause[0] = 0;
+	fs_info("encoder: ready, %d wide, device \"%s\", model %s", p->facts.n_embd, p->facts.device,
+	        p->facts.fingerprint[0] ? p->facts.fingerprint : "not told");
+}
+
+static void rest(struct fs_encproc *p)
+{
+	int32_t idle = p->cfg->encoder_idle_s;
+	set_state(p, FS_ENC_READY, idle ? fs_deadline_ms(idle * 1000LL) : FS_NEVER);
+}
+
+static void take_answer(struct fs_encproc *p, const struct fs_reply *r)
+{
+	bool cancelled = r->kind == FS_REPLY_ERR && !strcmp(r->text, "cancelled");
+	if (cancelled && p->late_cancel && !p->cancelling) {
+		p->late_cancel = false; /* the answer to a CANCEL that came after its picture was done */
+		return;
+	}
+	p->late_cancel = p->cancelling && p->cfg->extended && !cancelled;
+	p->failures = 0;
+	if (r->kind == FS_REPLY_OK)
+		end_order(p, FS_OK, r, "");
+	else
+		end_order(p, FS_EINVAL, r, r->text);
+	rest(p);
+}
+
+static void take_line(struct fs_encproc *p, const char *line, size_t n)
+{
+	struct fs_reply r;
+	struct fs_errbuf e;
+	if (fs_reply_parse(line, n, &r, &e)) {
+		fail(p, FS_EUNAVAILABLE, "the encoder answered nonsense: %.120s", e.text);
+	} else if (p->state == FS_ENC_STARTING && r.kind == FS_REPLY_READY) {
+		take_ready(p, &r);
+		rest(p);
+	} else if (p->state == FS_ENC_STARTING && r.kind == FS_REPLY_ERR) {
+		fail(p, FS_EUNAVAILABLE, "the encoder did not start: %.200s", r.text);
+	} else if (p->state == FS_ENC_BUSY && r.kind != FS_REPLY_READY) {
+		take_answer(p, &r);
+	} else if (p->late_cancel && r.kind == FS_REPLY_ERR) {
+		p->late_cancel = false;
+	} else {
+		fail(p, FS_EUNAVAILABLE, "the encoder answered without being asked: %.*s", (int)FS_MIN(n, 80),
+		        line);
+	}
+}
+
+static void read_answers(struct fs_encproc *p)
+{
+	char bytes[4096];
+	while (p->child.out >= 0 && p->state != FS_ENC_ENDING) {
+		struct fs_errbuf e;
+		size_t n_line;
+		ssize_t n = read(p->child.out, bytes, sizeof(bytes));
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return;
+		if (n == 0) {
+			close_fd(&p->child.out);
+			if (!has_exited(p))
+				fail(p, FS_EUNAVAILABLE, "the encoder closed its output");
+			return;
+		}
+		int rc = fs_buf_append(&p->in, bytes, (size_t)n) ? FS_EFORMAT : FS_OK;
+		while (rc == FS_OK && p->state != FS_ENC_ENDING) {
+			rc = fs_line_next(&p->in, &n_line, &e);
+			if (rc)
+				break;
+			take_line(p, (const char *)p->in.data, n_line);
+			fs_buf_consume(&p->in, n_line + 1);
+		}
+		if (rc == FS_EFORMAT)
+			fail(p, FS_EUNAVAILABLE, "the encoder sent a line of more than %d bytes",
+			        FS_LINE_MAX);
+	}
+}
+
+/* Its stderr goes to our log; the last line is kept, since it tells why a start failed. */
+static void read_stderr(struct fs_encproc *p)
+{
+	char bytes[1024];
+	ssize_t n;
+	while (p->child.err >= 0 && (n = read(p->child.err, bytes, sizeof(bytes))) != 0) {
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return;
+		for (ssize_t i = 0; i < n; i++) {
+			bool full = p->err.len + 1 >= p->err.max;
+			if (bytes[i] != '\n' && !full && fs_buf_append(&p->err, &bytes[i], 1) == FS_OK)
+				continue;
+			if (p->err.len) {
+				fs_info("encoder: %s", (const char *)p->err.data);
+				snprintf(p->last_words, sizeof(p->last_words), "%.159s",
+				        (const char *)p->err.data);
+			}
+			fs_buf_clear(&p->err);
+		}
+	}
+	close_fd(&p->child.err);
+}
+
+/* ---- the loop ---- */
+
+void fs_encproc_prepare(struct fs_encproc *p, struct fs_pollset *ps)
+{
+	p->in_slot = p->out_slot = p->err_slot = -1;
+	if (p->child.in >= 0 && p->out.len)
+		p->in_slot = fs_pollset_add(ps, p->child.in, POLLOUT);
+	if (p->child.out >= 0 && p->state != FS_ENC_ENDING)
+		p->out_slot = fs_pollset_add(ps, p->child.out, POLLIN);
+	if (p->child.err >= 0)
+		p->err_slot = fs_pollset_add(ps, p->child.err, POLLIN);
+	fs_pollset_until(ps, p->deadline);
+	fs_pollset_until(ps, p->cancel_deadline);
+}
+
+static void expire(struct fs_encproc *p)
+{
+	int64_t now = fs_now();
+	if (p->state == FS_ENC_BUSY && now >= p->cancel_deadline) {
+		fail(p, FS_ECANCELLED, "the encoder did not stop when its work was cancelled");
+		return;
+	}
+	if (now < p->deadline)
+		return;
+	switch (p->state) {
+	case FS_ENC_ABSENT:
+		break;
+	case FS_ENC_STARTING:
+		fail(p, FS_ETIMEOUT, "the encoder was not ready after %d s", p->cfg->ready_timeout_s);
+		break;
+	case FS_ENC_READY:
+		p->asleep = true;
+		dismiss(p);
+		break;
+	case FS_ENC_BUSY:
+		fail(p, FS_ETIMEOUT, "the encoder said nothing for %d s", p->cfg->encode_timeout_s);
+		break;
+	case FS_ENC_ENDING:
+		signal_next(p);
+		break;
+	case FS_ENC_BACKOFF:
+		start(p);
+		break;
+	}
+}
+
+void fs_encproc_dispatch(struct fs_encproc *p, const struct fs_pollset *ps)
+{
+	if (fs_pollset_got(ps, p->in_slot))
+		flush(p);
+	bool exited = has_exited(p);
+	if (exited || fs_pollset_got(ps, p->err_slot))
+		read_stderr(p);
+	if (exited || fs_pollset_got(ps, p->out_slot))
+		read_answers(p);
+	if (exited)
+		gone(p);
+	expire(p);
+}
+
+const char *fs_encproc_state_word(const struct fs_encproc *p)
+{
+	if (p->state == FS_ENC_READY || p->state == FS_ENC_BUSY || p->asleep)
+		return "ready";
+	return p->start_failed ? "failed" : "starting";
+}
+
+const char *fs_encproc_state_name(const struct fs_encproc *p)
+{
+	static const char *const names[] = {"absent", "starting", "ready", "busy", "ending", "back-off"};
+	return names[p->state];
+}

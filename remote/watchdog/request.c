@@ -1,0 +1,384 @@
+/*
+ * The life of one picture on the vision host: received into the spool, queued, encoded, its rows sent. Loop
+ * thread. Leases take turns: the one that waited longest since its last picture goes first. Memory is
+ * bounded: pictures and rows are files, and rows are read one chunk at a time as the socket drains. Refuses
+ * more pictures than max_queue a lease, or than the spool may hold.
+ */
+#include "remote/watchdog/state.h"
+
+#include "common/gguf/gguf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define RESULTS_MAX                                                                                          \
+	4 /* answers of one connection that wait to be read before its next picture is encoded               \
+	   */
+
+static struct fs_req *find(const struct fs_conn *c, uint32_t id)
+{
+	struct fs_req *r = c->wd->reqs;
+	while (r && (r->conn != c || r->id != id))
+		r = r->next;
+	return r;
+}
+
+/* Removes the files; a running request keeps its record until the encoder is done. */
+static void remove_files(struct fs_req *r)
+{
+	if (r->fd >= 0)
+		close(r->fd);
+	r->fd = -1;
+	unlink(r->picture);
+	unlink(r->rows);
+}
+
+static void destroy(struct fs_req *r)
+{
+	struct fs_wd *wd = r->wd;
+	struct fs_req **at = &wd->reqs;
+	while (*at != r)
+		at = &(*at)->next;
+	*at = r->next;
+	if (wd->running == r)
+		wd->running = NULL;
+	remove_files(r);
+	wd->n_reqs--;
+	wd->spooled -= r->head.picture_bytes;
+	r->lease->requests--;
+	free(r);
+}
+
+/* Answers ERR and lets go of the request; what runs is cancelled and its record waits for the encoder. */
+static void end(struct fs_req *r, int err, const char *text)
+{
+	if (r->conn) {
+		fs_conn_send_err(r->conn, r->id, err, text);
+		if (err != FS_ECANCELLED)
+			r->wd->errors++;
+	}
+	r->conn = NULL;
+	if (r->phase == FS_REQ_RUNNING)
+		fs_encproc_cancel(&r->wd->enc);
+	else
+		destroy(r);
+}
+
+/* ---- received ---- */
+
+static int admit(struct fs_conn *c, const struct fs_enc_head *h, struct fs_errbuf *e)
+{
+	struct fs_wd *wd = c->wd;
+	if (!strcmp(fs_encproc_state_word(&wd->enc), "failed"))
+		return fs_fail(e, FS_EUNAVAILABLE, "%s", wd->enc.cause);
+	if (c->lease->requests >= (size_t)wd->cfg.max_queue)
+		return fs_fail(
+		        e, FS_ELIMIT, "more than %d pictures of this server are waiting", wd->cfg.max_queue);
+	if (wd->n_reqs >= FS_WD_REQUESTS_MAX || wd->spooled + h->picture_bytes > FS_WD_SPOOL_MAX)
+		return fs_fail(e, FS_ELIMIT, "too many pictures are waiting on this vision host");
+	return FS_OK;
+}
+
+int fs_req_begin(struct fs_conn *c, uint32_t id, const struct fs_enc_head *h, struct fs_errbuf *e)
+{
+	struct fs_wd *wd = c->wd;
+	struct fs_errbuf why;
+	if (id == 0 || find(c, id))
+		return fs_fail(
+		        e, FS_EFORMAT, "ENC with id %u, which is %s", id, id ? "in use" : "the connection's");
+	int rc = admit(c, h, &why);
+	struct fs_req *r = rc ? NULL : calloc(1, sizeof(*r));
+	if (!rc && !r)
+		rc = fs_fail(&why, FS_ENOMEM, "out of memory");
+	if (!rc)
+		rc = fs_spool_picture(&wd->spool, r->picture, r->rows, &r->fd, &why);
+	if (rc) {
+		free(r);
+		wd->errors++;
+		fs_conn_send_err(c, id, rc, why.text);
+		return FS_OK;
+	}
+	r->wd = wd;
+	r->conn = c;
+	r->lease = c->lease;
+	r->id = id;
+	r->head = *h;
+	r->order = ++wd->order;
+	r->deadline = h->deadline_ms ? fs_deadline_ms(h->deadline_ms) : FS_NEVER;
+	r->next = wd->reqs;
+	wd->reqs = r;
+	wd->n_reqs++;
+	wd->spooled += h->picture_bytes;
+	r->lease->requests++;
+	return FS_OK;
+}
+
+static int write_all(int fd, const uint8_t *data, size_t n)
+{
+	while (n) {
+		ssize_t w = write(fd, data, n);
+		if (w < 0 && errno == EINTR)
+			continue;
+		if (w <= 0)
+			return FS_EIO;
+		data += w;
+		n -= (size_t)w;
+	}
+	return FS_OK;
+}
+
+int fs_req_data(struct fs_conn *c, const struct fs_frame *f, struct fs_errbuf *e)
+{
+	struct fs_req *r = find(c, f->id);
+	if (!r)
+		return FS_OK;
+	if (r->phase != FS_REQ_RECEIVING || f->len > r->head.picture_bytes - r->received)
+		return fs_fail(e, FS_EFORMAT, "request %u has more DATA than the %u bytes it announced",
+		        f->id, r->head.picture_bytes);
+	if (write_all(r->fd, f->payload, f->len)) {
+		struct fs_errbuf why;
+		fs_fail_errno(&why, FS_EIO, "the vision host can not store the picture");
+		end(r, FS_EUNAVAILABLE, why.text);
+		return FS_OK;
+	}
+	r->received += f->len;
+	if (r->received == r->head.picture_bytes) {
+		close(r->fd);
+		r->fd = -1;
+		r->phase = FS_REQ_QUEUED;
+		r->queued_at = fs_now();
+	}
+	return FS_OK;
+}
+
+void fs_req_cancel(struct fs_conn *c, uint32_t id)
+{
+	struct fs_req *r = find(c, id);
+	if (r)
+		end(r, FS_ECANCELLED, "cancelled");
+}
+
+void fs_req_drop_all(struct fs_conn *c)
+{
+	for (struct fs_req *r = c->wd->reqs, *next; r; r = next) {
+		next = r->next;
+		if (r->conn != c)
+			continue;
+		r->conn = NULL;
+		if (r->phase == FS_REQ_RUNNING)
+			fs_encproc_cancel(&c->wd->enc);
+		else
+			destroy(r);
+	}
+}
+
+/* ---- encoded ---- */
+
+static size_t results_waiting(const struct fs_conn *c)
+{
+	size_t n = 0;
+	for (const struct fs_req *r = c->wd->reqs; r; r = r->next)
+		n += r->conn == c && r->phase == FS_REQ_SENDING;
+	return n;
+}
+
+static struct fs_req *choose(const struct fs_wd *wd)
+{
+	struct fs_req *best = NULL;
+	for (struct fs_req *r = wd->reqs; r; r = r->next) {
+		if (r->phase != FS_REQ_QUEUED || results_waiting(r->conn) >= RESULTS_MAX)
+			continue;
+		if (!best || r->lease->turn < best->lease->turn ||
+		        (r->lease->turn == best->lease->turn && r->order < best->order))
+			best = r;
+	}
+	return best;
+}
+
+static void start(struct fs_wd *wd, struct fs_req *r)
+{
+	struct fs_order o = {.kind = FS_ORDER_ENC};
+	struct fs_errbuf e;
+	snprintf(o.in, sizeof(o.in), "%s", r->picture);
+	snprintf(o.out, sizeof(o.out), "%s", r->rows);
+	if (wd->cfg.extended) {
+		int32_t most = wd->cfg.max_tokens;
+		o.f16 = r->head.dtype == FS_WIRE_F16;
+		o.max_tokens = most && r->head.max_tokens > most ? most : r->head.max_tokens;
+		o.min_tokens = o.max_tokens ? FS_MIN(r->head.min_tokens, o.max_tokens) : r->head.min_tokens;
+	}
+	r->f16_file = o.f16;
+	r->started_at = fs_now();
+	r->lease->turn = ++wd->turn;
+	int rc = fs_encproc_encode(&wd->enc, &o, &e);
+	if (rc) {
+		end(r, FS_EINTERNAL, e.text);
+		return;
+	}
+	r->phase = FS_REQ_RUNNING;
+	wd->running = r;
+}
+
+void fs_req_schedule(struct fs_wd *wd)
+{
+	int64_t now = fs_now();
+	bool failed = !strcmp(fs_encproc_state_word(&wd->enc), "failed");
+	for (struct fs_req *r = wd->reqs, *next; r; r = next) {
+		next = r->next;
+		if (failed && (r->phase == FS_REQ_QUEUED || r->phase == FS_REQ_RECEIVING))
+			end(r, FS_EUNAVAILABLE, wd->enc.cause);
+		else if (r->conn && r->phase != FS_REQ_SENDING && now >= r->deadline)
+			end(r, FS_ETIMEOUT, "the picture was not encoded within its deadline");
+	}
+	struct fs_req *r = wd->running || wd->stopping ? NULL : choose(wd);
+	if (r && wd->enc.state == FS_ENC_READY)
+		start(wd, r);
+	else if (r && wd->enc.asleep)
+		fs_encproc_wake(&wd->enc);
+}
+
+void fs_req_prepare(struct fs_wd *wd, struct fs_pollset *ps)
+{
+	for (struct fs_req *r = wd->reqs; r; r = r->next)
+		if (r->conn && r->phase != FS_REQ_SENDING)
+			fs_pollset_until(ps, r->deadline);
+}
+
+/* ---- sent ---- */
+
+/* The rows file's header against its size, the answer's counts and the encoder's width. Elements are the
+ * server's to check: it has to read them all anyway. */
+static int open_rows(struct fs_req *r, const struct fs_rows_shape *told, int32_t n_embd, struct fs_errbuf *e)
+{
+	uint8_t header[FS_ROWS_HEADER];
+	struct stat st;
+	struct fs_rows_shape *s = &r->out.shape;
+	r->fd = open(r->rows, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	if (r->fd < 0 || fstat(r->fd, &st))
+		return fs_fail_errno(e, FS_EUNAVAILABLE, "the encoder's rows can not be read");
+	if (!S_ISREG(st.st_mode) || read(r->fd, header, sizeof(header)) != (ssize_t)sizeof(header))
+		return fs_fail(e, FS_EFORMAT, "the encoder's rows file is too short");
+	uint64_t bytes = (uint64_t)st.st_size;
+	if (r->f16_file) /* the same header before elements of half the size */
+		bytes = FS_ROWS_HEADER + 2 * (bytes - FS_ROWS_HEADER);
+	int rc = fs_rows_header_get(header, bytes, s, e);
+	if (rc)
+		return fs_fail_prefix(e, rc, "the encoder's rows");
+	if (s->n_embd != n_embd || s->n_tokens != told->n_tokens)
+		return fs_fail(e, FS_EFORMAT, "the encoder told %d rows of %d and wrote %d of %d",
+		        told->n_tokens, n_embd, s->n_tokens, s->n_embd);
+	return FS_OK;
+}
+
+static void answer(struct fs_req *r, const struct fs_reply *reply)
+{
+	struct fs_wd *wd = r->wd;
+	struct fs_errbuf e;
+	uint8_t head[FS_ROWS_HEAD];
+	int64_t now = fs_now();
+	int rc = open_rows(r, &reply->shape, wd->enc.facts.n_embd, &e);
+	r->out.dtype = r->head.dtype;
+	r->out.encode_us = (uint32_t)FS_MIN((now - r->started_at) / 1000, (int64_t)UINT32_MAX);
+	if (reply->ms > 0 && reply->ms < 4e6)
+		r->out.encode_us = (uint32_t)(reply->ms * 1000);
+	r->out.queue_us = (uint32_t)FS_MIN((r->started_at - r->queued_at) / 1000, (int64_t)UINT32_MAX);
+	if (rc == FS_OK)
+		rc = fs_rows_head_bytes(&r->out, &r->total, &e);
+	if (rc) {
+		end(r, FS_EUNAVAILABLE, e.text);
+		return;
+	}
+	unlink(r->picture);
+	unlink(r->rows); /* the descriptor keeps it until it is sent */
+	r->phase = FS_REQ_SENDING;
+	fs_rows_head_put(head, &r->out);
+	fs_conn_send(r->conn, FS_FRAME_ROWS, r->id, head, sizeof(head));
+	wd->encodes++;
+}
+
+void fs_req_done(void *arg, int err, const struct fs_reply *reply, const char *text)
+{
+	struct fs_wd *wd = arg;
+	struct fs_req *r = wd->running;
+	if (!r)
+		return;
+	wd->running = NULL;
+	r->phase = FS_REQ_QUEUED; /* of the states that end() may destroy */
+	if (!r->conn)
+		destroy(r);
+	else if (err)
+		end(r, err, text);
+	else
+		answer(r, reply);
+}
+
+static int read_all(int fd, uint8_t *out, size_t n)
+{
+	while (n) {
+		ssize_t got = read(fd, out, n);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0)
+			return FS_EIO;
+		out += got;
+		n -= (size_t)got;
+	}
+	return FS_OK;
+}
+
+/* n bytes of the answer's dtype; a plain encoder's floats are narrowed on the way. */
+static int read_elements(struct fs_req *r, uint8_t *out, size_t n)
+{
+	static uint8_t wide[2 * FS_FRAME_CHUNK];
+	if (r->out.dtype == FS_WIRE_F32 || r->f16_file)
+		return read_all(r->fd, out, n);
+	if (read_all(r->fd, wide, 2 * n))
+		return FS_EIO;
+	for (size_t i = 0; i < n / 2; i++) {
+		float x;
+		memcpy(&x, wide + 4 * i, sizeof(x));
+		uint16_t h = fs_f32_to_f16(x);
+		memcpy(out + 2 * i, &h, sizeof(h));
+	}
+	return FS_OK;
+}
+
+/* The requests of a connection take turns by id, chunk for chunk. */
+static struct fs_req *next_sender(const struct fs_conn *c)
+{
+	struct fs_req *first = NULL, *after = NULL;
+	for (struct fs_req *r = c->wd->reqs; r; r = r->next) {
+		if (r->conn != c || r->phase != FS_REQ_SENDING)
+			continue;
+		if (!first || r->id < first->id)
+			first = r;
+		if (r->id > c->last_sent && (!after || r->id < after->id))
+			after = r;
+	}
+	return after ? after : first;
+}
+
+bool fs_req_next_chunk(struct fs_conn *c)
+{
+	struct fs_req *r = next_sender(c);
+	if (!r)
+		return false;
+	size_t n = FS_MIN(r->total - r->sent, (size_t)FS_FRAME_CHUNK);
+	if (read_elements(r, c->chunk + FS_FRAME_HEADER, n)) {
+		end(r, FS_EUNAVAILABLE, "the encoder's rows were cut off while they were sent");
+		return false;
+	}
+	fs_frame_header_put(c->chunk, FS_FRAME_DATA, r->id, (uint32_t)n);
+	c->chunk_len = FS_FRAME_HEADER + n;
+	c->chunk_off = 0;
+	c->last_sent = r->id;
+	r->sent += n;
+	if (r->sent == r->total)
+		destroy(r);
+	return true;
+}
