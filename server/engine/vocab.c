@@ -34,8 +34,7 @@ static const char *const eog_texts[] = {
         "<eos>",
         "<turn|>",
         "<|tool_response>",
-        "<\xef\xbd\x9c"
-        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+        "<\357\275\234end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
 };
 /* The end of a turn, where the file names none: the first that exists. */
 static const char *const eot_texts[] = {
