@@ -67,6 +67,7 @@ static void cpu_close(struct fs_dev *d)
 	struct fs_cpu *c = cpu(d);
 
 	fs_pool_destroy(c->pool);
+	fs_gemm_destroy(c->gemm);
 	free(c->rows.p);
 	free(c->worker.p);
 	free(c);
@@ -104,12 +105,19 @@ static void cpu_copy(struct fs_dev *d, void *dst, const void *src, size_t bytes)
 static int cpu_weight_load(struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed,
         struct fs_weight *w, struct fs_errbuf *e)
 {
+	struct fs_packed *packed = NULL;
+	int err = FS_OK;
+
 	w->data = t->data;
-	return FS_OK;
+	if (expect_packed)
+		err = fs_cpu_pack(cpu(d), w, &packed, e);
+	w->packed = packed;
+	return err ? fs_fail_prefix(e, err, "tensor %s", t->name) : FS_OK;
 }
 
 static void cpu_weight_finish(struct fs_dev *d, struct fs_weight *w)
 {
+	fs_cpu_packed_free(w->packed);
 }
 
 static const struct fs_dev_ops cpu_ops = {
@@ -166,9 +174,11 @@ int fs_cpu_open_level(const struct fs_dev_opts *o, enum fs_cpu_level level, bool
 	snprintf(c->dev.name, sizeof(c->dev.name), "cpu");
 	snprintf(c->dev.describe, sizeof(c->dev.describe), "cpu: %s%s, %d thread%s", c->k->name,
 	        c->bf16 ? " BF16" : "", c->dev.threads, c->dev.threads == 1 ? "" : "s");
-	err = fs_pool_create(c->dev.threads, NULL, &c->pool, e);
+	err = fs_gemm_create(c->dev.threads, &c->gemm, e);
+	if (!err)
+		err = fs_pool_create(c->dev.threads, fs_gemm_thread_init, &c->pool, e);
 	if (err) {
-		free(c);
+		cpu_close(&c->dev);
 		return err;
 	}
 	*out = &c->dev;

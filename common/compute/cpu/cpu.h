@@ -5,6 +5,7 @@
 #ifndef FS_COMPUTE_CPU_CPU_H
 #define FS_COMPUTE_CPU_CPU_H
 
+#include "common/compute/cpu/gemm.h"
 #include "common/compute/cpu/kernels.h"
 #include "common/compute/cpu/pool.h"
 #include "common/compute/internal.h"
@@ -17,6 +18,7 @@ struct fs_scratch { /* grows, never shrinks; the contents are lost when it grows
 struct fs_cpu {
 	struct fs_dev dev; /* first */
 	struct fs_pool *pool;
+	struct fs_gemm *gemm;
 	const struct fs_kernels *k;
 	bool bf16;                /* large products in bf16 */
 	struct fs_scratch rows;   /* activations in another type */
@@ -32,6 +34,13 @@ int fs_cpu_open_level(const struct fs_dev_opts *o, enum fs_cpu_level level, bool
 /* At least count·size bytes, 64-byte aligned; NULL (and the device's sticky error) when there is no memory.
  */
 void *fs_scratch_get(struct fs_cpu *c, struct fs_scratch *s, size_t count, size_t size);
+
+/* large.c: many rows. packed is the back end's form in fs_weight. */
+struct fs_packed;
+void fs_cpu_matmul_large(struct fs_cpu *c, const struct fs_weight *w, const float *bias, const float *x,
+        float *y, int64_t n, bool add);
+int fs_cpu_pack(struct fs_cpu *c, const struct fs_weight *w, struct fs_packed **out, struct fs_errbuf *e);
+void fs_cpu_packed_free(struct fs_packed *p);
 
 /* ops.c and matmul.c: entries of the table */
 void fs_cpu_matmul(struct fs_dev *d, const struct fs_weight *w, const float *bias, const float *x, float *y,

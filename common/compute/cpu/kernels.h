@@ -55,6 +55,7 @@ struct fs_kernels {
 	void (*to_bf16)(const float *x, uint16_t *y, int64_t n);
 	/* Any readable type to f32; n is a multiple of its block. */
 	void (*dequantize)(enum fs_dtype type, const void *src, float *dst, int64_t n);
+	void (*dequantize_bf16)(enum fs_dtype type, const void *src, uint16_t *dst, int64_t n);
 	/* One activation row to int8; in is a multiple of 32. */
 	void (*quantize)(const float *x, struct fs_xq *xq, int64_t in);
 	void (*few_f32)(const struct fs_few *f); /* f32 arithmetic, any type */
@@ -91,7 +92,9 @@ static inline bool fs_is_quantized(enum fs_dtype t)
 #endif
 #define FS_LV(name) FS_PASTE(fs_##name, FS_LEVEL_NAME)
 
+void FS_LV(to_bf16)(const float *x, uint16_t *y, int64_t n);
 void FS_LV(dequantize)(enum fs_dtype type, const void *src, float *dst, int64_t n);
+void FS_LV(dequantize_bf16)(enum fs_dtype type, const void *src, uint16_t *dst, int64_t n);
 void FS_LV(quantize)(const float *x, struct fs_xq *xq, int64_t in);
 void FS_LV(few_f32)(const struct fs_few *f);
 void FS_LV(few_q8)(const struct fs_few *f);

@@ -1,6 +1,6 @@
 /*
  * matmul.c: chooses how a product is made. Few rows: own kernels that read each weight once, in int8
- * activations for quantised types (FS_PRECISION_AUTO) or f32. Runs on the owner thread.
+ * activations for quantised types (FS_PRECISION_AUTO) or f32; many rows: large.c. Runs on the owner thread.
  */
 #include "common/compute/cpu/cpu.h"
 
@@ -83,8 +83,10 @@ void fs_cpu_matmul(struct fs_dev *d, const struct fs_weight *w, const float *bia
 {
 	struct fs_cpu *c = (struct fs_cpu *)d;
 
-	for (int64_t r = 0; r < n; r += FEW_MAX)
-		matmul_few(c, w, bias, x + r * w->in, y + r * w->out, (int)FS_MIN(FEW_MAX, n - r), add);
+	if (n > FEW_MAX)
+		fs_cpu_matmul_large(c, w, bias, x, y, n, add);
+	else
+		matmul_few(c, w, bias, x, y, (int)n, add);
 }
 
 void fs_cpu_embed(struct fs_dev *d, const struct fs_weight *w, const int32_t *ids, float *y, int64_t n)

@@ -195,7 +195,7 @@ static void to_f16(const float *x, uint16_t *y, int64_t n)
 }
 
 /* Round to nearest even on the upper half; a NaN keeps its upper bits and is made quiet. */
-static void to_bf16(const float *x, uint16_t *y, int64_t n)
+void FS_LV(to_bf16)(const float *x, uint16_t *y, int64_t n)
 {
 	for (int64_t i = 0; i < n; i++) {
 		uint32_t u;
@@ -223,8 +223,9 @@ const struct fs_kernels FS_LV(kernels) = {
         .gate = gate,
         .add = add,
         .to_f16 = to_f16,
-        .to_bf16 = to_bf16,
+        .to_bf16 = FS_LV(to_bf16),
         .dequantize = FS_LV(dequantize),
+        .dequantize_bf16 = FS_LV(dequantize_bf16),
         .quantize = FS_LV(quantize),
         .few_f32 = FS_LV(few_f32),
         .few_q8 = FS_LV(few_q8),
