@@ -45,8 +45,8 @@ int fs_image_decode(const void *bytes, size_t n, const struct fs_image_limits *l
 
 enum fs_filter { FS_BILINEAR, FS_BICUBIC, FS_LANCZOS };
 /*
- * Pillow's antialiased resampling (ImagingResample: separable, horizontal first, 22-bit fixed-point weights,
- * u8 between the passes): bit-identical to PIL.Image.resize on RGB. w, h >= 1. An unchanged axis is not
+ * Pillow's antialiased resampling (ImagingResample: separable, 22-bit fixed-point weights, u8 between the
+ * passes): bit-identical to PIL.Image.resize of Pillow 13 on RGB. w, h >= 1. An unchanged axis is not
  * touched.
  */
 int fs_image_resize(const struct fs_image *src, int w, int h, enum fs_filter filter, struct fs_image *out,

@@ -1,12 +1,13 @@
 /*
- * PNG through libspng: every colour type and depth comes out as 8-bit RGB or RGBA. One context a call; any
- * thread. Refuses what the library refuses (damaged checksums, data that ends early); metadata is read up to
- * a bound and thrown away.
+ * PNG through libspng: every colour type and depth becomes 8-bit RGB, alpha over white, 16 bits rounded. One
+ * context a call; any thread. Refuses what the library refuses (damaged checksums, data that ends early);
+ * metadata is read up to a bound and thrown away.
  */
 #include "common/image/internal.h"
 
 #include <spng.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define MAX_CHUNK ((size_t)16 << 20)  /* one chunk besides the pixels */
 #define MAX_CHUNKS ((size_t)32 << 20) /* all of them, decompressed */
@@ -66,12 +67,50 @@ static bool has_alpha(spng_ctx *ctx, const struct spng_ihdr *ihdr)
 	       ihdr->color_type == SPNG_COLOR_TYPE_TRUECOLOR_ALPHA || spng_get_trns(ctx, &trns) == 0;
 }
 
-/*
- * Row by row, so that a cancel is seen. Interlaced pictures come in passes that fill parts of rows, so with
- * alpha they need all of the RGBA picture at once (rgba_rows == height), others a single row of it.
- */
-static int read_rows(spng_ctx *ctx, const struct image_source *s, struct fs_image *out, uint8_t *rgba,
-        bool all_rows, struct fs_errbuf *e)
+/* How rows come out of the library and where they go. */
+struct layout {
+	enum spng_format format;
+	size_t bytes;  /* a pixel: 3 RGB8, 4 RGBA8, 8 RGBA16 */
+	bool all_rows; /* interlaced passes fill parts of rows: unless they land in the result, the whole
+	                  picture is kept */
+	uint8_t *rows; /* one row, or all; NULL for RGB8, which goes straight to the result */
+};
+
+static int layout_init(struct layout *l, spng_ctx *ctx, const struct spng_ihdr *ihdr, struct fs_errbuf *e)
+{
+	*l = (struct layout){.format = SPNG_FMT_RGB8, .bytes = 3};
+	if (ihdr->bit_depth == 16)
+		*l = (struct layout){.format = SPNG_FMT_RGBA16, .bytes = 8};
+	else if (has_alpha(ctx, ihdr))
+		*l = (struct layout){.format = SPNG_FMT_RGBA8, .bytes = 4};
+	if (l->bytes == 3)
+		return FS_OK;
+	l->all_rows = ihdr->interlace_method != 0;
+	l->rows = malloc(l->bytes * ihdr->width * (l->all_rows ? ihdr->height : 1));
+	return l->rows != NULL ? FS_OK : fs_fail(e, FS_ENOMEM, "no memory");
+}
+
+/* RGBA16 (the machine's byte order) to RGBA8 in place, rounded to the nearest. */
+static void narrow(uint8_t *row, size_t n)
+{
+	for (size_t i = 0; i < n * 4; i++) {
+		uint16_t v;
+
+		memcpy(&v, row + 2 * i, 2);
+		row[i] = (uint8_t)((v * 255u + 32767u) / 65535u);
+	}
+}
+
+static void finish_row(const struct layout *l, uint8_t *from, uint8_t *to, size_t w)
+{
+	if (l->bytes == 8)
+		narrow(from, w);
+	image_over_white(from, to, w);
+}
+
+/* Row by row, so that a cancel is seen. */
+static int read_rows(spng_ctx *ctx, const struct image_source *s, const struct layout *l,
+        struct fs_image *out, struct fs_errbuf *e)
 {
 	size_t w = (size_t)out->width;
 	struct spng_row_info at;
@@ -87,34 +126,32 @@ static int read_rows(spng_ctx *ctx, const struct image_source *s, struct fs_imag
 		if (rc != 0)
 			break;
 		row = out->rgb + at.row_num * w * 3;
-		to = rgba == NULL ? row : all_rows ? rgba + at.row_num * w * 4 : rgba;
-		rc = spng_decode_row(ctx, to, rgba == NULL ? w * 3 : w * 4);
-		if (rgba != NULL && !all_rows && (rc == 0 || rc == SPNG_EOI))
-			image_over_white(rgba, row, w);
+		to = l->rows == NULL ? row : l->rows + (l->all_rows ? at.row_num * w * l->bytes : 0);
+		rc = spng_decode_row(ctx, to, w * l->bytes);
+		if (l->rows != NULL && !l->all_rows && (rc == 0 || rc == SPNG_EOI))
+			finish_row(l, to, row, w);
 	} while (rc == 0);
 	if (rc != SPNG_EOI)
 		return refuse(e, rc);
-	if (all_rows)
-		image_over_white(rgba, out->rgb, w * (size_t)out->height);
-	return FS_OK;
+	for (size_t y = 0; l->all_rows && y < (size_t)out->height; y++)
+		finish_row(l, l->rows + y * w * l->bytes, out->rgb + y * w * 3, w);
+	/* the last checksums lie behind the last row */
+	rc = spng_decode_chunks(ctx);
+	return rc != 0 ? refuse(e, rc) : FS_OK;
 }
 
 static int read_pixels(spng_ctx *ctx, const struct image_source *s, const struct spng_ihdr *ihdr,
         struct fs_image *out, struct fs_errbuf *e)
 {
-	bool alpha = has_alpha(ctx, ihdr), all_rows = alpha && ihdr->interlace_method != 0;
-	uint8_t *rgba = NULL;
-	int rc, err;
+	struct layout l;
+	int err = layout_init(&l, ctx, ihdr, e), rc;
 
-	if (alpha) {
-		rgba = malloc((size_t)out->width * 4 * (all_rows ? (size_t)out->height : 1));
-		if (rgba == NULL)
-			return fs_fail(e, FS_ENOMEM, "no memory");
-	}
-	rc = spng_decode_image(ctx, NULL, 0, alpha ? SPNG_FMT_RGBA8 : SPNG_FMT_RGB8,
-	        SPNG_DECODE_PROGRESSIVE | (alpha ? SPNG_DECODE_TRNS : 0));
-	err = rc != 0 ? refuse(e, rc) : read_rows(ctx, s, out, rgba, all_rows, e);
-	free(rgba);
+	if (err != FS_OK)
+		return err;
+	rc = spng_decode_image(
+	        ctx, NULL, 0, l.format, SPNG_DECODE_PROGRESSIVE | (l.bytes == 3 ? 0 : SPNG_DECODE_TRNS));
+	err = rc != 0 ? refuse(e, rc) : read_rows(ctx, s, &l, out, e);
+	free(l.rows);
 	return err;
 }
 

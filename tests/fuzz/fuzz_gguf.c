@@ -1,4 +1,5 @@
-/* Fuzz target: bytes as a GGUF file. The first of them reach the parser through a memory file, since the reader maps files. */
+/* Fuzz target: bytes as a GGUF file. The first of them reach the parser through a memory file, since the
+ * reader maps files. */
 #include "common/gguf/gguf.h"
 
 #include <stdio.h>
