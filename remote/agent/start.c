@@ -24,19 +24,11 @@
 static int find_watchdog(const struct fs_agent_opts *o, char *out, size_t cap, struct fs_errbuf *e)
 {
 	const char *named = o->watchdog ? o->watchdog : getenv("FARSIGHT_WATCHDOG");
-	char self[4096];
 	if (named && *named) {
 		int n = snprintf(out, cap, "%s", named);
 		return (size_t)n < cap ? FS_OK : fs_fail(e, FS_EINVAL, "the watchdog's path is too long");
 	}
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-	if (n <= 0)
-		return fs_fail_errno(
-		        e, FS_EIO, "can not tell where farsight-agent lies; set FARSIGHT_WATCHDOG");
-	self[n] = 0;
-	*strrchr(self, '/') = 0;
-	int m = snprintf(out, cap, "%s/farsight-watchdog", self);
-	return (size_t)m < cap ? FS_OK : fs_fail(e, FS_EINVAL, "farsight-agent's path is too long");
+	return fs_wd_find_program("farsight-watchdog", "watchdog", out, cap, e);
 }
 
 /* watchdog.log beside the socket; one older file is kept. */
@@ -61,9 +53,9 @@ _Noreturn static void exec_watchdog(const char *const argv[], int log_fd, int re
 	sigset_t none;
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	/* The report pipe first: its number may be one of 0-3 only in a caller that closed those. */
-	if (dup2(report, READY_FD) < 0 || dup2(null, 0) < 0 || dup2(err, 1) < 0 || dup2(err, 2) < 0 ||
-	        chdir("/"))
+	/* The report pipe last: the log may be open at its new number. */
+	if (dup2(null, 0) < 0 || dup2(err, 1) < 0 || dup2(err, 2) < 0 || dup2(report, READY_FD) < 0 ||
+	        fcntl(READY_FD, F_SETFD, 0) || chdir("/"))
 		_exit(127);
 	syscall(SYS_close_range, READY_FD + 1u, ~0u, 0);
 	execv(argv[0], (char *const *)argv);

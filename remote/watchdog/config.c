@@ -4,6 +4,7 @@
  * to write into it.
  */
 #include "remote/watchdog/config.h"
+#include "remote/watchdog/watchdog.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -200,19 +201,6 @@ static int set_all(struct fs_wd_config *c, json_t *root, const char *file, struc
 	return FS_OK;
 }
 
-/* farsight-encoder beside this program. */
-static int default_encoder(char *out, struct fs_errbuf *e)
-{
-	char self[4096];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-	if (n <= 0)
-		return fs_fail_errno(e, FS_EIO, "can not tell where this program lies; set \"encoder\"");
-	self[n] = 0;
-	*strrchr(self, '/') = 0;
-	n = snprintf(out, 4096, "%s/farsight-encoder", self);
-	return n < 4096 ? FS_OK : fs_fail(e, FS_EINVAL, "this program's path is too long; set \"encoder\"");
-}
-
 int fs_wd_config_load(struct fs_wd_config *c, const char *path, struct fs_errbuf *e)
 {
 	json_error_t je;
@@ -232,7 +220,7 @@ int fs_wd_config_load(struct fs_wd_config *c, const char *path, struct fs_errbuf
 	int rc = set_all(c, root, path, e);
 	json_decref(root);
 	if (rc == FS_OK && !c->encoder[0])
-		rc = default_encoder(c->encoder, e);
+		rc = fs_wd_find_program("farsight-encoder", "encoder", c->encoder, sizeof(c->encoder), e);
 	if (rc) {
 		fs_wd_config_finish(c);
 		return fs_fail_prefix(e, rc, "%s", path);

@@ -190,13 +190,12 @@ static void take_greeting(struct fs_conn *c)
 		c->deadline = fs_deadline_ms(HELLO_MS);
 		return;
 	}
-	if (fs_wd_status(c->wd, &c->ctrl)) {
-		fs_conn_lose(c);
-		return;
-	}
 	c->admin = g.purpose == FS_WD_STOP;
 	c->wd->stopping |= c->admin;
-	fs_conn_close(c);
+	if (fs_wd_status(c->wd, &c->ctrl))
+		fs_conn_lose(c);
+	else
+		fs_conn_close(c);
 }
 
 static void take_frames(struct fs_conn *c)

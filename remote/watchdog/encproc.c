@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define CANCEL_ANSWER_MS 1000 /* an extended encoder answers CANCEL within 100 ms */
+#define EXIT_MS 1000          /* from the end of its output to its own */
 #define BACKOFF_MAX_S 60
 #define ARGV_MAX (FS_WD_ARGS_MAX + 16)
 
@@ -373,9 +374,9 @@ static void read_answers(struct fs_encproc *p)
 		if (n < 0)
 			return;
 		if (n == 0) {
+			/* Its death closes this before it can be waited for: see expire(). */
 			close_fd(&p->child.out);
-			if (!has_exited(p))
-				fail(p, FS_EUNAVAILABLE, "the encoder closed its output");
+			p->deadline = FS_MIN(p->deadline, fs_deadline_ms(EXIT_MS));
 			return;
 		}
 		int rc = fs_buf_append(&p->in, bytes, (size_t)n) ? FS_EFORMAT : FS_OK;
@@ -441,6 +442,10 @@ static void expire(struct fs_encproc *p)
 	}
 	if (now < p->deadline)
 		return;
+	if (p->child.pid > 0 && p->child.out < 0 && p->state != FS_ENC_ENDING) {
+		fail(p, FS_EUNAVAILABLE, "the encoder closed its output");
+		return;
+	}
 	switch (p->state) {
 	case FS_ENC_ABSENT:
 		break;

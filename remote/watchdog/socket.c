@@ -107,6 +107,25 @@ int fs_wd_connect(const char *socket_path, int *out, struct fs_errbuf *e)
 	return FS_OK;
 }
 
+int fs_wd_find_program(const char *name, const char *folder, char *out, size_t cap, struct fs_errbuf *e)
+{
+	char self[4096];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	if (n <= 0)
+		return fs_fail_errno(e, FS_EIO, "can not tell where this program lies");
+	self[n] = 0;
+	*strrchr(self, '/') = 0;
+	for (int step = 0; step < 2; step++) {
+		int m = step == 0 ? snprintf(out, cap, "%s/%s", self, name)
+		                  : snprintf(out, cap, "%s/../%s/%s", self, folder, name);
+		if (m < 0 || (size_t)m >= cap)
+			return fs_fail(e, FS_EINVAL, "the path of %s is too long", name);
+		if (access(out, X_OK) == 0)
+			return FS_OK;
+	}
+	return fs_fail(e, FS_ENOTFOUND, "%s is not installed: no such program at %s/%s", name, self, name);
+}
+
 /* Numeric IPv4 or IPv6, a scope ("%eth0") included. */
 static bool is_address(const char *s)
 {

@@ -24,6 +24,12 @@ int fs_wd_prepare_folder(const char *socket_path, struct fs_errbuf *e);
 /* A connected, non-blocking, close-on-exec socket. FS_EUNAVAILABLE when no watchdog answers there. */
 int fs_wd_connect(const char *socket_path, int *fd, struct fs_errbuf *e);
 
+/*
+ * A program of the same installation: beside this one, or in ../<folder> as the build lays them out.
+ * FS_ENOTFOUND names the first place.
+ */
+int fs_wd_find_program(const char *name, const char *folder, char *out, size_t cap, struct fs_errbuf *e);
+
 /* The first line on the socket, at most FS_WD_GREETING_MAX bytes: "FARSIGHT 1 <purpose> <peer>\n". */
 #define FS_WD_GREETING_MAX 160
 enum fs_wd_purpose {
