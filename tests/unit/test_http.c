@@ -1,0 +1,280 @@
+/* server/http over real sockets: routes, whole answers, streams, clients that leave, pipelining, slow
+ * readers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "server/http/http.h"
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct fs_http *server;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct fs_http_request *held[16];
+static size_t n_held;
+
+static void keep(void *arg, struct fs_http_request *r)
+{
+	pthread_mutex_lock(&lock);
+	held[n_held++] = r;
+	pthread_mutex_unlock(&lock);
+}
+
+static void echo(void *arg, struct fs_http_request *r)
+{
+	size_t n;
+	const char *body = fs_http_body(r, &n);
+	fs_http_reply(r, 200, "text/plain", "X-Test: yes", body, n);
+	fs_http_unref(r);
+}
+
+/* The next request that `keep` got. */
+static struct fs_http_request *take(void)
+{
+	for (;;) {
+		pthread_mutex_lock(&lock);
+		struct fs_http_request *r = n_held ? held[--n_held] : NULL;
+		pthread_mutex_unlock(&lock);
+		if (r)
+			return r;
+		poll(NULL, 0, 1);
+	}
+}
+
+static const struct fs_http_route routes[] = {{"POST", "/echo", echo, NULL}, {"POST", "/keep", keep, NULL}};
+
+static int setup(void **state)
+{
+	signal(SIGPIPE, SIG_IGN);
+	struct fs_http_opts o = {.listen = "127.0.0.1:0",
+	        .max_body = 1 << 20,
+	        .timeout_ms = 60000,
+	        .routes = routes,
+	        .n_routes = FS_ARRAY_LEN(routes)};
+	int rc = fs_http_create(&o, &server, NULL);
+	return rc ? rc : fs_http_start(server, NULL);
+}
+
+static int teardown(void **state)
+{
+	fs_http_destroy(server);
+	return 0;
+}
+
+static int dial(int rcvbuf)
+{
+	struct sockaddr_in a = {.sin_family = AF_INET,
+	        .sin_port = htons((uint16_t)fs_http_port(server)),
+	        .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (rcvbuf)
+		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &rcvbuf, sizeof(rcvbuf));
+	assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+	return fd;
+}
+
+static void send_text(int fd, const char *s)
+{
+	assert_int_equal(write(fd, s, strlen(s)), strlen(s));
+}
+
+/* Reads until `until` is in the text, or the end. */
+static void read_until(int fd, char *buf, size_t cap, const char *until)
+{
+	size_t n = 0;
+	buf[0] = '\0';
+	while (n + 1 < cap && !(until && strstr(buf, until))) {
+		struct pollfd p = {.fd = fd, .events = POLLIN};
+		assert_int_equal(poll(&p, 1, 20000), 1);
+		ssize_t r = read(fd, buf + n, cap - 1 - n);
+		if (r <= 0)
+			break;
+		n += (size_t)r;
+		buf[n] = '\0';
+	}
+}
+
+#define POST(path, body) "POST " path " HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n" body
+
+static void wait_cancelled(struct fs_http_request *r)
+{
+	while (!fs_cancelled(fs_http_cancel(r)))
+		poll(NULL, 0, 1);
+	assert_int_equal(fs_cancel_cause(fs_http_cancel(r)), FS_CANCEL_CLIENT);
+}
+
+static void wait_idle(void)
+{
+	while (fs_http_live(server) > 0)
+		poll(NULL, 0, 1);
+}
+
+static void answers_and_routes(void **state)
+{
+	char buf[4096];
+	int fd = dial(0);
+	send_text(fd, POST("/echo", "hello"));
+	read_until(fd, buf, sizeof(buf), "hello");
+	assert_non_null(strstr(buf, "HTTP/1.1 200"));
+	assert_non_null(strstr(buf, "X-Test: yes"));
+	send_text(fd, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n");
+	read_until(fd, buf, sizeof(buf), "}}");
+	assert_non_null(strstr(buf, "HTTP/1.1 404"));
+	assert_non_null(strstr(buf, "\"not_found_error\""));
+	send_text(fd, "GET /echo HTTP/1.1\r\nHost: x\r\n\r\n");
+	read_until(fd, buf, sizeof(buf), "}}");
+	assert_non_null(strstr(buf, "HTTP/1.1 405"));
+	close(fd);
+}
+
+static void a_client_that_leaves_fires_the_token(void **state)
+{
+	int fd = dial(0);
+	send_text(fd, POST("/keep", "hello"));
+	struct fs_http_request *r = take();
+	assert_false(fs_cancelled(fs_http_cancel(r)));
+	close(fd);
+	wait_cancelled(r);
+	fs_http_reply(r, 200, NULL, NULL, "{}", 2);
+	fs_http_unref(r);
+	wait_idle();
+}
+
+/* SO_LINGER 0 makes the end a reset instead of a FIN. */
+static void a_reset_fires_the_token(void **state)
+{
+	int fd = dial(0);
+	send_text(fd, POST("/keep", "hello"));
+	struct fs_http_request *r = take();
+	struct linger lg = {.l_onoff = 1};
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &lg, sizeof(lg));
+	close(fd);
+	wait_cancelled(r);
+	fs_http_stream_end(r);
+	fs_http_unref(r);
+	wait_idle();
+}
+
+/* A second request on the connection while the first is being worked on: both are answered, in order, and a
+ * later end is still noticed. */
+static void a_pipelined_request_waits(void **state)
+{
+	char buf[4096];
+	int fd = dial(0);
+	send_text(fd, POST("/keep", "first"));
+	struct fs_http_request *r = take();
+	send_text(fd, POST("/keep", "later"));
+	poll(NULL, 0, 20); /* time for the bytes to arrive; nothing may happen */
+	assert_false(fs_cancelled(fs_http_cancel(r)));
+	fs_http_reply(r, 200, NULL, NULL, "{\"a\":1}", 7);
+	fs_http_unref(r);
+	read_until(fd, buf, sizeof(buf), "{\"a\":1}");
+	r = take();
+	send_text(fd, "x");
+	close(fd);
+	wait_cancelled(r);
+	fs_http_reply(r, 200, NULL, NULL, "{}", 2);
+	fs_http_unref(r);
+	wait_idle();
+}
+
+static void a_stream_flows_and_ends(void **state)
+{
+	char buf[4096];
+	int fd = dial(0);
+	send_text(fd, POST("/keep", "hello"));
+	struct fs_http_request *r = take();
+	assert_int_equal(fs_http_stream_begin(r), FS_OK);
+	assert_int_equal(fs_http_stream_write(r, "data: 1\n\n", 9), FS_OK);
+	read_until(fd, buf, sizeof(buf), "data: 1");
+	assert_non_null(strstr(buf, "text/event-stream"));
+	assert_non_null(strstr(buf, "X-Accel-Buffering: no"));
+	assert_int_equal(fs_http_stream_write(r, "data: 2\n\n", 9), FS_OK);
+	fs_http_stream_end(r);
+	fs_http_unref(r);
+	read_until(fd, buf, sizeof(buf), "0\r\n\r\n");
+	assert_non_null(strstr(buf, "data: 2"));
+	close(fd);
+	wait_idle();
+}
+
+static void a_stream_begins_by_itself_and_may_still_fail(void **state)
+{
+	char buf[4096];
+	int fd = dial(0);
+	send_text(fd, POST("/keep", "hello"));
+	struct fs_http_request *r = take();
+	fs_http_stream_begin_after(r, 10);
+	read_until(fd, buf, sizeof(buf), ": keep-alive\n\n");
+	assert_non_null(strstr(buf, "HTTP/1.1 200"));
+	fs_http_reply(r, 400, NULL, NULL, "{\"error\":1}", 11);
+	fs_http_unref(r);
+	read_until(fd, buf, sizeof(buf), "0\r\n\r\n");
+	char *event = strstr(buf, "data: ");
+	assert_non_null(event);
+	assert_non_null(strstr(buf, "{\"error\":1}"));
+	assert_non_null(strstr(buf, "data: [DONE]"));
+	close(fd);
+	wait_idle();
+}
+
+static void a_reader_that_stops_is_dropped(void **state)
+{
+	static char block[64 * 1024];
+	memset(block, 'x', sizeof(block));
+	int fd = dial(4096);
+	send_text(fd, POST("/keep", "hello"));
+	struct fs_http_request *r = take();
+	fs_http_stream_begin(r);
+	size_t sent = 0;
+	while (fs_http_stream_write(r, block, sizeof(block)) == FS_OK) {
+		sent += sizeof(block);
+		assert_true(sent < ((size_t)256 << 20));
+		if (sent % (1 << 20) == 0)
+			poll(NULL, 0, 1);
+	}
+	fs_http_stream_end(r);
+	fs_http_unref(r);
+	close(fd);
+	wait_idle();
+}
+
+static void every_live_request_can_be_cancelled(void **state)
+{
+	int fd = dial(0);
+	send_text(fd, POST("/keep", "hello"));
+	struct fs_http_request *r = take();
+	fs_http_cancel_all(server, FS_CANCEL_SHUTDOWN);
+	assert_int_equal(fs_cancel_cause(fs_http_cancel(r)), FS_CANCEL_SHUTDOWN);
+	fs_http_reply(r, 503, NULL, "Retry-After: 2", "{}", 2);
+	fs_http_unref(r);
+	char buf[1024];
+	read_until(fd, buf, sizeof(buf), "{}");
+	assert_non_null(strstr(buf, "Retry-After: 2"));
+	close(fd);
+	wait_idle();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	        cmocka_unit_test(answers_and_routes),
+	        cmocka_unit_test(a_client_that_leaves_fires_the_token),
+	        cmocka_unit_test(a_reset_fires_the_token),
+	        cmocka_unit_test(a_pipelined_request_waits),
+	        cmocka_unit_test(a_stream_flows_and_ends),
+	        cmocka_unit_test(a_stream_begins_by_itself_and_may_still_fail),
+	        cmocka_unit_test(a_reader_that_stops_is_dropped),
+	        cmocka_unit_test(every_live_request_can_be_cancelled),
+	};
+	return cmocka_run_group_tests_name("http", tests, setup, teardown);
+}
