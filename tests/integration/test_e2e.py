@@ -1,0 +1,277 @@
+"""The main job, end to end and real: HTTP, ssh, sshd, watchdog, encoder, vision tower, rows, language model, answer."""
+import base64
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import urllib.parse
+
+import pytest
+
+import lab
+from lab import TOP, user, wait_for
+
+PICTURES = TOP / "tests/data/pictures"
+CASES = TOP / "tests/data/cases"
+QUESTIONS = json.loads((PICTURES / "questions.json").read_text())
+
+
+def ask_question(server, q):
+    return server.ask(q["question"], PICTURES / q["picture"]).strip().rstrip(".").lower()
+
+
+def wanted(q):
+    return q["answer"].strip().rstrip(".").lower()
+
+
+def test_every_shipped_question_is_answered_rightly(host, servers):
+    server = servers(host.start()).wait_for_eyes()
+    got = {q["question"]: ask_question(server, q) for q in QUESTIONS}
+    assert got == {q["question"]: wanted(q) for q in QUESTIONS}
+
+
+def test_reply_says_where_the_time_went(host, servers):
+    server = servers(host.start(), name="mini").wait_for_eyes()
+    q = QUESTIONS[0]
+    status, reply = server.chat(user(q["question"], PICTURES / q["picture"]))
+    assert status == 200
+    assert reply["object"] == "chat.completion" and reply["model"] == "mini"
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    usage = reply["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    picture, = reply["timings"]["pictures"]
+    assert picture["host"].endswith("127.0.0.1") and picture["tokens"] > 0
+    assert picture["total_ms"] >= picture["encode_ms"] > 0
+    # The same question again takes the prompt from the cache, the picture's rows included.
+    status, again = server.chat(user(q["question"], PICTURES / q["picture"]))
+    assert again["choices"][0]["message"] == reply["choices"][0]["message"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= picture["tokens"]
+
+
+def read_stream(server, body):
+    url = urllib.parse.urlparse(server.url)
+    c = http.client.HTTPConnection(url.hostname, url.port, timeout=lab.LIMIT_S)
+    c.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    r = c.getresponse()
+    assert r.status == 200 and r.getheader("Content-Type").startswith("text/event-stream")
+    events = [e for e in r.read().decode().split("\n\n") if e]
+    c.close()
+    assert all(e.startswith("data: ") or e.startswith(":") for e in events)
+    data = [e[6:] for e in events if e.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(d) for d in data[:-1]]
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(host, servers):
+    server = servers(host.start()).wait_for_eyes()
+    q = QUESTIONS[0]
+    message = user(q["question"], PICTURES / q["picture"])
+    chunks = read_stream(server, {"messages": [message], "stream": True, "stream_options": {"include_usage": True}})
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+    assert text == server.ask(q["question"], PICTURES / q["picture"])
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "stop"
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] > 0
+    assert len({c["id"] for c in chunks}) == 1
+
+
+def test_models_and_health(host, servers):
+    server = servers(host.start(), name="mini").wait_for_eyes()
+    status, models = server.request("/v1/models")
+    assert status == 200 and [m["id"] for m in models["data"]] == ["mini"]
+    assert models["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+    status, health = server.request("/health")
+    assert (status, health["status"], health["images"]) == (200, "ok", True)
+    assert server.request("/nowhere")[0] == 404
+    assert server.request("/v1/chat/completions")[0] == 405
+
+
+def test_data_urls_of_every_shape(host, servers):
+    """O08."""
+    server = servers(host.start()).wait_for_eyes()
+    b64 = base64.b64encode((CASES / "plain.png").read_bytes()).decode()
+    answers = {server.ask("What is in the picture?", prefix + b64)
+               for prefix in ("data:image/png;charset=utf-8;base64,", "DATA:image/PNG;BASE64,", "data:;base64,", "data:text/plain;base64,")}
+    assert len(answers) == 1
+    status, reply = server.chat(user("x", "data:image/png,abc"))
+    assert status == 400 and reply["error"]["param"] == "messages[0].content[0].image_url.url"
+
+
+@pytest.mark.parametrize("name", ["truncated.jpg", "truncated.png", "bomb_20000.png", "bomb_header.png"])
+def test_bad_pictures_are_refused_and_the_next_one_works(host, servers, name):
+    """O04, O06."""
+    server = servers(host.start()).wait_for_eyes()
+    pid = host.encoder_pid()
+    status, reply = server.chat(user("What is this?", CASES / name))
+    assert status == 400, reply
+    assert reply["error"]["type"] == "invalid_request_error" and reply["error"]["code"] in ("picture_unreadable", "picture_too_large")
+    q = QUESTIONS[0]
+    assert ask_question(server, q) == wanted(q)
+    assert host.encoder_pid() == pid
+
+
+def test_tiny_pictures_do_not_end_the_encoder(host, servers):
+    """O05."""
+    server = servers(host.start()).wait_for_eyes()
+    pid = host.encoder_pid()
+    for name in ("1x1.png", "2x1.png", "plain.png"):
+        status, reply = server.chat(user("What is this?", CASES / name))
+        assert status in (200, 400) and (status == 200 or reply["error"]["message"])
+    assert host.encoder_pid() == pid
+
+
+def test_too_many_and_too_large(host, servers):
+    server = servers(host.start(), max_pictures=2, max_picture_mpx=1).wait_for_eyes()
+    status, reply = server.chat(user("x", *[CASES / "plain.png"] * 3))
+    assert (status, reply["error"]["code"]) == (400, "too_many_pictures")
+    assert reply["error"]["param"] == "messages[0].content[2].image_url.url"
+    status, reply = server.chat(user("x", CASES / "bomb_20000.png"))
+    assert (status, reply["error"]["code"]) == (400, "picture_too_large")
+    assert "1000000" in reply["error"]["message"].replace(",", "").replace(" ", "") or "million" in reply["error"]["message"]
+
+
+def test_bad_requests_name_the_field(servers):
+    server = servers()
+    status, reply = server.request("/v1/chat/completions", raw=b"{\"messages\": [")
+    assert status == 400 and reply["error"]["code"] == "invalid_json"
+    status, reply = server.chat({"role": "robot", "content": "x"})
+    assert (status, reply["error"]["param"]) == (400, "messages[0].role")
+    status, reply = server.chat({"role": "user", "content": "word " * 20000})
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded"), reply
+    assert server.ask("Hello")
+
+
+def test_without_eyes_pictures_are_refused_and_text_is_served(servers):
+    server = servers()
+    status, reply = server.chat(user("x", CASES / "plain.png"))
+    assert (status, reply["error"]["code"]) == (400, "vision_unavailable")
+    assert server.request("/health")[1]["images"] is False
+    assert server.ask("Hello")
+
+
+def test_host_absent_at_start_then_there(host, servers):
+    server = servers(host)
+    q = QUESTIONS[0]
+    message = user(q["question"], PICTURES / q["picture"])
+    status, reply = server.chat(message)
+    assert (status, reply["error"]["code"], reply["error"]["type"]) == (400, "vision_unavailable", "invalid_request_error")
+    assert reply["error"]["message"].startswith("the image encoder is not available: ") and "127.0.0.1" in reply["error"]["message"]
+    assert server.ask("Hello")
+    host.start()
+    server.wait_for_eyes()
+    assert ask_question(server, q) == wanted(q)
+
+
+def test_host_goes_away_and_comes_back(host, servers):
+    server = servers(host.start()).wait_for_eyes()
+    q = QUESTIONS[0]
+    assert ask_question(server, q) == wanted(q)
+    host.stop_sshd()
+    wait_for(lambda: not server.eyes()["available"], "the loss to be noticed")
+    status, reply = server.chat(user(q["question"], PICTURES / QUESTIONS[-1]["picture"]))
+    assert (status, reply["error"]["code"]) == (400, "vision_unavailable")
+    assert server.ask("Hello")
+    host.start()
+    server.wait_for_eyes()
+    assert ask_question(server, q) == wanted(q)
+
+
+def test_changed_host_key_is_refused_by_name(host, servers):
+    host.make_key("host_key")  # known_hosts still holds the old one
+    server = servers(host.start())
+    status, reply = server.chat(user("x", CASES / "plain.png"))
+    assert (status, reply["error"]["code"]) == (400, "vision_unavailable")
+    assert "host key" in reply["error"]["message"].lower() and "known_hosts" in reply["error"]["message"]
+    assert host.encoder_pid() is None
+    assert server.ask("Hello")
+    host.trust()
+    server.wait_for_eyes()
+
+
+def test_encoder_killed_mid_picture(host, servers):
+    server = servers(host.start()).wait_for_eyes()
+    q = QUESTIONS[0]
+    pid = wait_for(host.encoder_pid, "the encoder")
+    os.kill(pid, signal.SIGSTOP)  # so that the picture is surely in it when it dies
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.chat, user(q["question"], PICTURES / q["picture"]))
+        wait_for(lambda: host.encoder()["state"] == "busy", "the encode to start")
+        assert server.ask("Hello")  # text does not wait for the picture
+        os.kill(pid, signal.SIGKILL)
+        status, reply = answer.result(lab.LIMIT_S)
+    assert status in (200, 400), reply
+    if status == 200:
+        assert reply["choices"][0]["message"]["content"].strip().rstrip(".").lower() == wanted(q)
+    else:
+        assert reply["error"]["code"] == "vision_unavailable"
+    server.wait_for_eyes()
+    wait_for(lambda: ask_question(server, q) == wanted(q), "a right answer after the restart")
+    assert host.encoder_pid() not in (None, pid)
+
+
+def test_two_requests_at_once(host, servers):
+    server = servers(host.start()).wait_for_eyes()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda q: ask_question(server, q), QUESTIONS * 2))
+    assert answers == [wanted(q) for q in QUESTIONS * 2]
+
+
+def test_two_servers_share_a_host(host, servers):
+    a, b = servers(host.start()), servers(host)
+    a.wait_for_eyes()
+    b.wait_for_eyes()
+    q = QUESTIONS[0]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda s: ask_question(s, q), [a, b, a, b])) == {wanted(q)}
+
+
+def test_a_client_that_leaves_harms_nobody(host, servers):
+    server = servers(host.start()).wait_for_eyes()
+    url = urllib.parse.urlparse(server.url)
+    q = QUESTIONS[0]
+    body = json.dumps({"messages": [user(q["question"], PICTURES / q["picture"])], "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for part in (len(head) // 2, len(head) + len(body) // 2, len(head) + len(body)):
+        with socket.create_connection((url.hostname, url.port)) as s:
+            s.sendall((head + body)[:part])
+    assert ask_question(server, q) == wanted(q)
+
+
+def test_the_encoder_ends_with_its_server(host, servers):
+    server = servers(host.start()).wait_for_eyes()
+    assert wait_for(host.encoder_pid, "the encoder")
+    server.stop()
+    wait_for(lambda: host.encoder_pid() is None, "the encoder's end after BYE")
+
+
+def test_rows_as_halves(host, servers):
+    server = servers(host.start(), vision={"rows_dtype": "f16"}).wait_for_eyes()
+    assert [ask_question(server, q) for q in QUESTIONS] == [wanted(q) for q in QUESTIONS]
+
+
+def test_the_official_client(host, servers):
+    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    server = servers(host.start(), name="mini").wait_for_eyes()
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    q = QUESTIONS[0]
+    message = user(q["question"], PICTURES / q["picture"])
+    whole = client.chat.completions.create(model="mini", messages=[message], temperature=0)
+    assert whole.choices[0].message.content.strip().rstrip(".").lower() == wanted(q)
+    stream = client.chat.completions.create(model="mini", messages=[message], temperature=0, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == whole.choices[0].message.content
+    with pytest.raises(openai.BadRequestError) as e:
+        client.chat.completions.create(model="mini", messages=[{"role": "robot", "content": "x"}])
+    assert e.value.body["param"] == "messages[0].role"
+    assert [m.id for m in client.models.list()] == ["mini"]
+
+
+def test_start_up_errors_are_clear(tmp_path):
+    import subprocess
+    for args, part in ((["--set", "modle=x"], 'did you mean "model"?'), ([], "no text model"),
+                       (["--model", "/nonexistent.gguf"], "/nonexistent.gguf"),
+                       (["--model", str(pathlib.Path(lab.MMPROJ))], "clip")):
+        out = subprocess.run([lab.SERVER, *args], capture_output=True, text=True, timeout=lab.LIMIT_S)
+        assert out.returncode == 1 and part in out.stderr, out.stderr

@@ -1,0 +1,74 @@
+"""Pictures of every format and orientation give the same rows as their plain twins (cases O01 to O03), through the real encoder's line protocol."""
+import pathlib
+import struct
+import subprocess
+
+import pytest
+
+import lab
+
+CASES = lab.TOP / "tests/data/cases"
+
+
+class Encoder:
+    def __init__(self, tmp):
+        self.tmp = pathlib.Path(tmp)
+        self.p = subprocess.Popen([lab.ENCODER, "--mmproj", lab.MMPROJ], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=open(self.tmp / "encoder.log", "wb"), text=True)
+        self.n_embd = int(self.p.stdout.readline().split()[1])
+
+    def rows(self, path):
+        out = self.tmp / "rows"
+        self.p.stdin.write(f"ENC {path} {out}\n")
+        self.p.stdin.flush()
+        answer = self.p.stdout.readline().split()
+        assert answer[0] == "OK", answer
+        data = out.read_bytes()
+        magic, n, nx, ny, n_embd = struct.unpack("<5i", data[:20])
+        assert (magic, n, n_embd) == (0x31455653, nx * ny, self.n_embd) and [str(v) for v in (n, nx, ny)] == answer[1:4]
+        return (nx, ny), struct.unpack(f"<{n * n_embd}f", data[20:])
+
+    def stop(self):
+        self.p.stdin.write("QUIT\n")
+        self.p.stdin.close()
+        assert self.p.wait(lab.LIMIT_S) == 0
+        lab.check_log(self.tmp / "encoder.log")
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    e = Encoder(tmp_path)
+    yield e
+    e.stop()
+
+
+def distance(a, b):
+    """Relative root-mean-square difference."""
+    return (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
+
+
+@pytest.mark.parametrize("twin", [f"exif{i}.jpg" for i in range(1, 9)])
+def test_orientation(encoder, twin):
+    grid, rows = encoder.rows(CASES / twin)
+    plain_grid, plain = encoder.rows(CASES / "plain.jpg")
+    assert grid == plain_grid
+    # The twins were compressed after turning: their pixels differ by up to 4 of 255.
+    assert distance(rows, plain) < 0.05
+
+
+def test_lossless_formats_are_the_same_picture(encoder):
+    assert encoder.rows(CASES / "lossless.webp") == encoder.rows(CASES / "plain.png")
+
+
+@pytest.mark.parametrize("name", ["lossy.webp", "progressive.jpg"])
+def test_lossy_formats_are_close(encoder, name):
+    grid, rows = encoder.rows(CASES / name)
+    plain_grid, plain = encoder.rows(CASES / "plain.png")
+    assert grid == plain_grid
+    assert distance(rows, plain) < 0.35  # another picture of this size is further than 0.5
+
+
+@pytest.mark.parametrize("name", ["gray.jpg", "cmyk.jpg"])
+def test_other_colour_models_are_read(encoder, name):
+    grid, rows = encoder.rows(CASES / name)
+    assert grid[0] > 0 and all(abs(v) < 1e4 for v in rows)
