@@ -84,12 +84,11 @@ static dnnl_data_type_t type_of(bool bf16)
 	return bf16 ? dnnl_bf16 : dnnl_f32;
 }
 
-static dnnl_status_t strided(
-        dnnl_memory_desc_t *md, int64_t rows, int64_t cols, int64_t ld, dnnl_data_type_t type)
+static dnnl_status_t dense(dnnl_memory_desc_t *md, int64_t rows, int64_t cols, dnnl_data_type_t type)
 {
-	dnnl_dims_t dims = {rows, cols}, strides = {ld, 1};
+	dnnl_dims_t dims = {rows, cols};
 
-	return dnnl_memory_desc_init_by_strides(md, 2, dims, type, strides);
+	return dnnl_memory_desc_init_by_tag(md, 2, dims, type, dnnl_ab);
 }
 
 /* W as a [k][n] matrix: plain rows of k, or whatever oneDNN likes best. */
@@ -102,28 +101,18 @@ static dnnl_status_t weights_desc(dnnl_memory_desc_t *md, int64_t n, int64_t k, 
 
 /* The descriptor of one product; p->w says how W lies (format any is allowed). */
 static dnnl_status_t describe(
-        const struct fs_gemm *g, const struct fs_gemm_plan *p, bool add, dnnl_primitive_desc_t *out)
+        const struct fs_gemm *g, const struct fs_gemm_plan *p, dnnl_primitive_desc_t *out)
 {
 	dnnl_matmul_desc_t desc;
 	dnnl_primitive_attr_t attr = NULL;
-	dnnl_post_ops_t ops = NULL;
 	dnnl_status_t st = dnnl_matmul_desc_init(&desc, &p->a, &p->w, NULL, &p->y);
 
 	if (st == dnnl_success)
 		st = dnnl_primitive_attr_create(&attr);
 	if (st == dnnl_success)
 		st = dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
-	if (st == dnnl_success && add) {
-		st = dnnl_post_ops_create(&ops);
-		if (st == dnnl_success)
-			st = dnnl_post_ops_append_sum(ops, 1.0f);
-		if (st == dnnl_success)
-			st = dnnl_primitive_attr_set_post_ops(attr, ops);
-	}
 	if (st == dnnl_success)
 		st = dnnl_primitive_desc_create(out, &desc, attr, g->engine, NULL);
-	if (ops)
-		dnnl_post_ops_destroy(ops);
 	if (attr)
 		dnnl_primitive_attr_destroy(attr);
 	return st;
@@ -135,14 +124,14 @@ static dnnl_status_t packed_desc(
 {
 	struct fs_gemm_plan p = {0};
 	dnnl_primitive_desc_t pd = NULL;
-	dnnl_status_t st = strided(&p.a, PACK_ROWS, k, k, type_of(bf16));
+	dnnl_status_t st = dense(&p.a, PACK_ROWS, k, type_of(bf16));
 
 	if (st == dnnl_success)
-		st = strided(&p.y, PACK_ROWS, n, n, dnnl_f32);
+		st = dense(&p.y, PACK_ROWS, n, dnnl_f32);
 	if (st == dnnl_success)
 		st = weights_desc(&p.w, n, k, bf16, true);
 	if (st == dnnl_success)
-		st = describe(g, &p, false, &pd);
+		st = describe(g, &p, &pd);
 	if (st != dnnl_success)
 		return st;
 	*out = *dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
@@ -154,15 +143,15 @@ static dnnl_status_t make(const struct fs_gemm *g, struct fs_gemm_plan *p)
 {
 	const struct fs_gemm_shape *s = &p->shape;
 	dnnl_primitive_desc_t pd = NULL;
-	dnnl_status_t st = strided(&p->a, s->m, s->k, s->lda, type_of(s->bf16));
+	dnnl_status_t st = dense(&p->a, s->m, s->k, type_of(s->bf16));
 
 	if (st == dnnl_success)
-		st = strided(&p->y, s->m, s->n, s->ldy, dnnl_f32);
+		st = dense(&p->y, s->m, s->n, dnnl_f32);
 	if (st == dnnl_success)
 		st = s->packed ? packed_desc(g, s->n, s->k, s->bf16, &p->w)
 		               : weights_desc(&p->w, s->n, s->k, s->bf16, false);
 	if (st == dnnl_success)
-		st = describe(g, p, s->add, &pd);
+		st = describe(g, p, &pd);
 	if (st != dnnl_success)
 		return st;
 	p->scratch = *dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
@@ -173,8 +162,7 @@ static dnnl_status_t make(const struct fs_gemm *g, struct fs_gemm_plan *p)
 
 static bool same(const struct fs_gemm_shape *a, const struct fs_gemm_shape *b)
 {
-	return a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldy == b->ldy &&
-	       a->bf16 == b->bf16 && a->packed == b->packed && a->add == b->add;
+	return a->m == b->m && a->n == b->n && a->k == b->k && a->bf16 == b->bf16 && a->packed == b->packed;
 }
 
 int fs_gemm_plan(struct fs_gemm *g, const struct fs_gemm_shape *s, const struct fs_gemm_plan **out,

@@ -11,11 +11,14 @@
 struct fs_gemm;
 struct fs_gemm_plan;
 
-/* y[m][n] (+)= a[m][k]·W[n][k]ᵀ; a rows lda apart and y rows ldy apart (elements); a and W in bf16 or f32, y
- * f32. packed: W in the form that fs_gemm_pack makes, else plain rows. */
+/*
+ * y[m][n] = a[m][k]·W[n][k]ᵀ, all dense; a and W in bf16 or f32, y f32. packed: W in the form that
+ * fs_gemm_pack makes, else plain rows. oneDNN's fast kernels refuse an output with gaps between its rows and
+ * fall back to a reference loop, so pieces are computed densely and copied.
+ */
 struct fs_gemm_shape {
-	int64_t m, n, k, lda, ldy;
-	bool bf16, packed, add;
+	int64_t m, n, k;
+	bool bf16, packed;
 };
 
 int fs_gemm_create(int threads, struct fs_gemm **out, struct fs_errbuf *e);

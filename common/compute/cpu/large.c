@@ -35,8 +35,8 @@ struct large_job {
 	        groups; /* groups: pieces the rows are cut into, so that all threads have work */
 	int64_t tile;
 	const struct fs_gemm_plan *plan[2][2]; /* [last panel][last tile] */
-	uint8_t *scratch;                      /* [workers][scratch_bytes]: panel, then oneDNN's */
-	size_t scratch_bytes, panel_bytes;
+	uint8_t *scratch;                      /* [workers][scratch_bytes]: panel, piece of y, oneDNN's */
+	size_t scratch_bytes, panel_bytes, piece_bytes;
 	_Atomic bool failed;
 };
 
@@ -68,33 +68,40 @@ static const void *panel_of(const struct large_job *j, int64_t p, int64_t cols, 
 	return scratch;
 }
 
-/* y (+)= bias before the product is added to it. */
-static void put_bias(const float *bias, float *y, int64_t ldy, int64_t rows, int64_t cols, bool add)
+/* A dense piece into its place in y. */
+static void put_piece(
+        const struct large_job *j, const float *piece, int64_t r0, int64_t rows, int64_t o0, int64_t cols)
 {
-	for (int64_t r = 0; r < rows; r++)
-		for (int64_t o = 0; o < cols; o++)
-			y[r * ldy + o] = bias[o] + (add ? y[r * ldy + o] : 0.0f);
+	for (int64_t r = 0; r < rows; r++, piece += cols) {
+		float *y = j->y + (r0 + r) * j->w->out + o0;
+
+		if (!j->add)
+			memcpy(y, piece, (size_t)cols * sizeof(*y));
+		else
+			j->c->k->add(y, piece, cols);
+		if (j->bias)
+			j->c->k->add(y, j->bias + o0, cols);
+	}
 }
 
 static void large_task(void *arg, int64_t task, int worker)
 {
 	struct large_job *j = arg;
-	int64_t p = task / j->groups, g = task % j->groups, in = j->w->in, ldy = j->w->out;
+	int64_t p = task / j->groups, g = task % j->groups, in = j->w->in;
 	int64_t cols = FS_MIN(j->panel, j->w->out - p * j->panel);
 	int64_t tiles = (j->n + j->tile - 1) / j->tile;
 	uint8_t *scratch = j->scratch + (size_t)worker * j->scratch_bytes;
+	float *piece = (float *)(void *)(scratch + j->panel_bytes);
 	const void *w = panel_of(j, p, cols, scratch);
 
 	for (int64_t t = tiles * g / j->groups; t < tiles * (g + 1) / j->groups; t++) {
 		int64_t r0 = t * j->tile, rows = FS_MIN(j->tile, j->n - r0);
 		const void *a = j->x16 ? (const void *)(j->x16 + r0 * in) : j->x + r0 * in;
-		float *y = j->y + r0 * ldy + p * j->panel;
 
-		if (j->bias)
-			put_bias(j->bias + p * j->panel, y, ldy, rows, cols, j->add);
-		if (!fs_gemm_execute(j->c->gemm, j->plan[cols < j->panel][rows < j->tile], worker, a, w, y,
-		            scratch + j->panel_bytes))
+		if (!fs_gemm_execute(j->c->gemm, j->plan[cols < j->panel][rows < j->tile], worker, a, w,
+		            piece, scratch + j->panel_bytes + j->piece_bytes))
 			atomic_store(&j->failed, true);
+		put_piece(j, piece, r0, rows, p * j->panel, cols);
 	}
 }
 
@@ -106,13 +113,11 @@ static bool plan_all(struct large_job *j, size_t *scratch)
 
 	*scratch = 0;
 	for (int i = 0; i < 4; i++) {
-		struct fs_gemm_shape s = {.k = j->w->in, .lda = j->w->in, .ldy = j->w->out, .bf16 = j->bf16};
+		struct fs_gemm_shape s = {.k = j->w->in, .bf16 = j->bf16, .packed = j->packed};
 		int err;
 
 		s.n = i & 2 ? last_cols : j->panel;
 		s.m = i & 1 ? last_rows : j->tile;
-		s.packed = j->packed;
-		s.add = j->add || j->bias;
 		if (!s.n || !s.m || s.n > j->w->out || s.m > j->n)
 			continue;
 		err = fs_gemm_plan(j->c->gemm, &s, &j->plan[i >> 1][i & 1], &e);
@@ -153,7 +158,8 @@ static void round_of_rows(struct large_job *j)
 	}
 	j->panel_bytes =
 	        j->packed || j->as_is ? 0 : round64((size_t)(j->panel * j->w->in) * (j->bf16 ? 2 : 4));
-	j->scratch_bytes = j->panel_bytes + round64(plan_scratch + 64);
+	j->piece_bytes = round64((size_t)(j->tile * j->panel) * sizeof(float));
+	j->scratch_bytes = j->panel_bytes + j->piece_bytes + round64(plan_scratch + 64);
 	j->scratch = fs_scratch_get(c, &c->worker, (size_t)threads, j->scratch_bytes);
 	if (!j->scratch)
 		return;

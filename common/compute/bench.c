@@ -1,0 +1,327 @@
+/*
+ * bench: farsight-bench-compute times the operations that decide how fast a model runs, at shapes that people
+ * run, and prints a table of medians or, with --json, one JSON object. A plain dnnl_sgemm of the same shape
+ * in the same run is the yardstick, since figures of different runs on a busy machine do not compare. Built,
+ * never installed.
+ */
+#include "common/compute/compute.h"
+
+#include <dnnl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* libgomp; the yardstick runs on oneDNN's own team. */
+void omp_set_num_threads(int n);
+
+#define MAX_REPEATS 51
+
+static const enum fs_dtype types[] = {
+        FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q4_0, FS_Q4_1, FS_Q5_0, FS_Q5_1, FS_Q4_K, FS_Q5_K, FS_Q6_K};
+
+struct bench {
+	struct fs_dev *dev;
+	json_t *rows;
+	bool json, quick;
+	double budget; /* seconds a row */
+};
+
+static void die(const char *what, const struct fs_errbuf *e)
+{
+	fprintf(stderr, "farsight-bench-compute: %s%s%s\n", what, e ? ": " : "", e ? e->text : "");
+	exit(1);
+}
+
+static void *need(size_t bytes)
+{
+	void *p = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+
+	if (!p)
+		die("no memory", NULL);
+	return p;
+}
+
+static uint32_t rng(void)
+{
+	static uint64_t s = 88172645463325252ULL;
+
+	s ^= s << 13;
+	s ^= s >> 7;
+	s ^= s << 17;
+	return (uint32_t)(s >> 16);
+}
+
+static float *randoms(int64_t n)
+{
+	float *x = need((size_t)n * sizeof(*x));
+
+	for (int64_t i = 0; i < n; i++)
+		x[i] = (float)(rng() >> 8) / 8388608.0f - 1.0f;
+	return x;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Median seconds of fn. */
+static double median(const struct bench *b, void (*fn)(void *), void *arg)
+{
+	double t[MAX_REPEATS];
+	int n = 0;
+	int64_t begin = fs_now();
+
+	fn(arg); /* plans, caches, page faults */
+	while (n < MAX_REPEATS && (n < 3 || (double)(fs_now() - begin) < b->budget * 1e9)) {
+		int64_t t0 = fs_now();
+
+		fn(arg);
+		t[n++] = (double)(fs_now() - t0) / 1e9;
+	}
+	qsort(t, (size_t)n, sizeof(*t), by_value);
+	return t[n / 2];
+}
+
+static void row(struct bench *b, const char *what, const char *type, const char *shape, double seconds,
+        double gflops, double gbs)
+{
+	if (b->json) {
+		json_array_append_new(
+		        b->rows, json_pack("{s:s,s:s,s:s,s:f,s:f,s:f}", "what", what, "type", type, "shape",
+		                         shape, "ms", seconds * 1e3, "gflops", gflops, "gbs", gbs));
+		return;
+	}
+	printf("%-18s %-6s %-22s %10.3f ms %9.1f GFLOP/s", what, type, shape, seconds * 1e3, gflops);
+	if (gbs > 0)
+		printf(" %7.2f GB/s", gbs);
+	printf("\n");
+	fflush(stdout);
+}
+
+/* ---- products ---- */
+
+struct product {
+	struct fs_dev *dev;
+	struct fs_weight w;
+	float *x, *y;
+	int64_t n;
+};
+
+static void run_product(void *arg)
+{
+	struct product *p = arg;
+	struct fs_errbuf e;
+
+	fs_op_matmul(p->dev, &p->w, NULL, p->x, p->y, p->n, false);
+	if (fs_dev_sync(p->dev, &e))
+		die("matmul", &e);
+}
+
+/* Weights of any type: random bits with small scales (the speed does not depend on the values, but NaN
+ * might). */
+static uint8_t *random_weight(enum fs_dtype type, int64_t in, int64_t out, size_t *bytes)
+{
+	size_t block = fs_dtype_info(type)->block_bytes;
+	int scale = type == FS_Q6_K ? 208 : 0;
+	uint8_t *w;
+
+	*bytes = fs_dtype_row_bytes(type, in) * (size_t)out;
+	w = need(*bytes);
+	if (type == FS_F32 || type == FS_F16 || type == FS_BF16) {
+		float f[64];
+
+		for (int i = 0; i < 64; i++)
+			f[i] = (float)(rng() >> 8) / 8388608.0f - 1.0f;
+		for (size_t i = 0; i < *bytes / (64 * block); i++)
+			fs_quantize_row(type, f, w + i * 64 * block, 64);
+		return w;
+	}
+	for (size_t i = 0; i < *bytes; i++)
+		w[i] = (uint8_t)rng();
+	for (size_t i = 0; i < *bytes; i += block) {
+		uint16_t h[2] = {fs_f32_to_f16(0.01f), fs_f32_to_f16(0.01f)};
+
+		memcpy(w + i + scale, h,
+		        type == FS_Q6_K || type == FS_Q8_0 || type == FS_Q4_0 || type == FS_Q5_0 ? 2 : 4);
+	}
+	return w;
+}
+
+static void product(struct bench *b, const char *what, enum fs_dtype type, int64_t in, int64_t out, int64_t n,
+        bool packed)
+{
+	struct product p = {.dev = b->dev, .x = randoms(n * in), .y = need((size_t)(n * out) * 4), .n = n};
+	struct fs_gguf_tensor t = {.name = "w", .type = type, .ne = {in, out, 1, 1}};
+	struct fs_errbuf e;
+	char shape[64];
+	double s;
+
+	t.data = random_weight(type, in, out, &t.nbytes);
+	if (fs_weight_load(b->dev, &t, packed, &p.w, &e))
+		die("load", &e);
+	s = median(b, run_product, &p);
+	snprintf(shape, sizeof(shape), "%lldx%lld n=%lld", (long long)in, (long long)out, (long long)n);
+	row(b, what, fs_dtype_info(type)->name, shape, s,
+	        2.0 * (double)in * (double)out * (double)n / s / 1e9,
+	        n <= 16 ? (double)t.nbytes / s / 1e9 : 0);
+	fs_weight_finish(b->dev, &p.w);
+	free((void *)(uintptr_t)t.data);
+	free(p.x);
+	free(p.y);
+}
+
+struct yard {
+	int64_t in, out, n;
+	float *x, *w, *y;
+};
+
+static void run_yard(void *arg)
+{
+	struct yard *g = arg;
+
+	dnnl_sgemm('N', 'T', g->n, g->out, g->in, 1.0f, g->x, g->in, g->w, g->in, 0.0f, g->y, g->out);
+}
+
+static void yardstick(struct bench *b, int64_t in, int64_t out, int64_t n)
+{
+	struct yard g = {.in = in, .out = out, .n = n, .x = randoms(n * in), .w = randoms(in * out)};
+	char shape[64];
+	double s;
+
+	g.y = need((size_t)(n * out) * 4);
+	omp_set_num_threads(fs_dev_threads(b->dev));
+	s = median(b, run_yard, &g);
+	omp_set_num_threads(1);
+	snprintf(shape, sizeof(shape), "%lldx%lld n=%lld", (long long)in, (long long)out, (long long)n);
+	row(b, "dnnl_sgemm", "F32", shape, s, 2.0 * (double)in * (double)out * (double)n / s / 1e9, 0);
+	free(g.x);
+	free(g.w);
+	free(g.y);
+}
+
+/* ---- attention ---- */
+
+struct attention {
+	struct fs_dev *dev;
+	struct fs_attn a;
+};
+
+static void run_attention(void *arg)
+{
+	struct attention *t = arg;
+	struct fs_errbuf e;
+
+	fs_op_attention(t->dev, &t->a);
+	if (fs_dev_sync(t->dev, &e))
+		die("attention", &e);
+}
+
+static void attention(
+        struct bench *b, int64_t n_q, int64_t n_kv, int heads, int kv_heads, int head_dim, bool causal)
+{
+	int64_t width = heads * head_dim, kv = kv_heads * head_dim;
+	float *q = randoms(n_q * width), *out = need((size_t)(n_q * width) * 4), *k32 = randoms(n_kv * kv);
+	uint16_t *k16 = need((size_t)(n_kv * kv) * 2);
+	struct attention t = {.dev = b->dev};
+	double pairs = causal ? (double)n_q * ((double)n_kv - (double)(n_q - 1) / 2)
+	                      : (double)n_q * (double)n_kv,
+	       s;
+	char shape[64];
+
+	fs_quantize_row(FS_F16, k32, k16, n_kv * kv);
+	t.a = (struct fs_attn){.q = q, .q_stride = width, .kv_stride = kv, .out = out, .out_stride = width};
+	t.a.k = t.a.v = causal ? (void *)k16 : (void *)k32;
+	t.a.kv_type = causal ? FS_F16 : FS_F32;
+	t.a.n_q = n_q;
+	t.a.n_kv = n_kv;
+	t.a.heads = heads;
+	t.a.kv_heads = kv_heads;
+	t.a.head_dim = head_dim;
+	t.a.scale = 0.1f;
+	t.a.causal = causal;
+	t.a.q_first = n_kv - n_q;
+	s = median(b, run_attention, &t);
+	snprintf(shape, sizeof(shape), "q%lld kv%lld h%d/%d d%d", (long long)n_q, (long long)n_kv, heads,
+	        kv_heads, head_dim);
+	row(b, causal ? "attention causal" : "attention full", causal ? "F16" : "F32", shape, s,
+	        4.0 * pairs * (double)width / s / 1e9, n_q == 1 ? (double)(n_kv * kv * 4) / s / 1e9 : 0);
+	free(q);
+	free(out);
+	free(k32);
+	free(k16);
+}
+
+static void run_all(struct bench *b)
+{
+	static const int64_t shapes[][2] = {{1536, 8960}, {3584, 3584}, {4096, 14336}};
+	size_t n_shapes = b->quick ? 1 : FS_ARRAY_LEN(shapes);
+
+	for (size_t s = 0; s < n_shapes; s++) {
+		int64_t in = shapes[s][0], out = shapes[s][1];
+
+		yardstick(b, in, out, 512);
+		product(b, "large", FS_F32, in, out, 512, false);
+		product(b, "large", FS_BF16, in, out, 512, false);
+		product(b, "large packed", FS_BF16, in, out, 512, true);
+		product(b, "large packed", FS_F16, in, out, 512, true);
+		product(b, "large", FS_F16, in, out, 512, false);
+		product(b, "large", FS_Q8_0, in, out, 512, false);
+		product(b, "large", FS_Q4_K, in, out, 512, false);
+		product(b, "large", FS_Q6_K, in, out, 512, false);
+	}
+	for (int64_t n = 2; n <= 64; n *= 2) {
+		product(b, "few", FS_Q4_K, 1536, 8960, n, false);
+		product(b, "few", FS_Q8_0, 1536, 8960, n, false);
+		product(b, "few", FS_F16, 1536, 8960, n, false);
+	}
+	for (size_t s = 0; s < n_shapes; s++)
+		for (size_t i = 0; i < FS_ARRAY_LEN(types); i++)
+			product(b, "mat-vec", types[i], shapes[s][0], shapes[s][1], 1, false);
+	attention(b, 1024, 1024, 16, 16, 80, false);
+	attention(b, 4096, 4096, 4, 4, 80, false);
+	attention(b, 512, 2048, 12, 2, 128, true);
+	attention(b, 1, 2048, 12, 2, 128, true);
+	attention(b, 1, 2048, 32, 8, 128, true);
+}
+
+int main(int argc, char **argv)
+{
+	struct bench b = {.budget = 0.5};
+	struct fs_dev_opts o = {.device = "cpu"};
+	struct fs_errbuf e;
+
+	for (int i = 1; i < argc; i++) {
+		if (!strcmp(argv[i], "--json"))
+			b.json = true;
+		else if (!strcmp(argv[i], "--quick"))
+			b.quick = true;
+		else if (!strcmp(argv[i], "--f32"))
+			o.precision = FS_PRECISION_F32;
+		else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
+			o.threads = atoi(argv[++i]);
+		else
+			die("usage: farsight-bench-compute [--json] [--quick] [--f32] [--threads N]", NULL);
+	}
+	if (fs_dev_open(&o, &b.dev, &e))
+		die("open", &e);
+	b.rows = json_array();
+	if (!b.json)
+		printf("%s\n", fs_dev_describe(b.dev));
+	run_all(&b);
+	if (b.json) {
+		json_t *all = json_pack("{s:s,s:i,s:o}", "device", fs_dev_describe(b.dev), "threads",
+		        fs_dev_threads(b.dev), "rows", b.rows);
+
+		json_dumpf(all, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+		printf("\n");
+		json_decref(all);
+	} else {
+		json_decref(b.rows);
+	}
+	fs_dev_close(b.dev);
+	return 0;
+}
