@@ -267,6 +267,8 @@ static bool mistral_block(struct fs_chat *c, const struct fs_scan_block *b)
 {
 	size_t content = find_kind(b, FS_SCAN_CONTENT, 0), system = find_kind(b, FS_SCAN_SYSTEM, 0);
 
+	if (block_has(b, b->n, "<<SYS>>"))
+		return true;
 	if (block_has(b, b->n, "[SYSTEM_PROMPT]") && FS_MIN(content, system) < b->n) {
 		c->system_place = FS_SYSTEM_TURN;
 		return take_turn(c, FS_ROLE_SYSTEM, b, FS_MIN(content, system));
@@ -284,7 +286,7 @@ static bool mistral_block(struct fs_chat *c, const struct fs_scan_block *b)
 
 static bool fill_mistral(struct fs_chat *c, const struct source *src)
 {
-	const char *eos = token_text(c->tok, fs_tok_info(c->tok)->eos, "</s>");
+	const char *eos = token_text(c->tok, fs_tok_info(c->tok)->eos, "</s>"), *bos;
 	struct fs_scan_block b;
 	size_t pos = 0;
 
@@ -295,26 +297,45 @@ static bool fill_mistral(struct fs_chat *c, const struct source *src)
 		return false;
 	if (src->s == NULL)
 		return true;
-	if (has(src, "<<SYS>>")) { /* Llama 2 */
-		set_trim(c, true);
-		if (!set(&c->system_pre, "<<SYS>>\n") || !set(&c->system_post, "\n<</SYS>>\n\n"))
-			return false;
-	}
+	if (has(src, "<<SYS>>") && /* Llama 2 */
+	        !(set(&c->system_pre, "<<SYS>>\n") && set(&c->system_post, "\n<</SYS>>\n\n")))
+		return false;
 	while (fs_scan_next(src->s, src->len, &pos, &b))
 		if (!mistral_block(c, &b))
 			return false;
+	/* Llama 2 repeats the BOS in every user turn, the first one among them. */
+	bos = token_text(c->tok, fs_tok_info(c->tok)->bos, "");
+	if (*bos != 0 && strncmp(c->turn[FS_ROLE_USER].pre, bos, strlen(bos)) == 0)
+		c->bos = false;
 	return true;
+}
+
+/* A block with neither speaker's name puts out the system text; a BOS in it is the front's business. */
+static bool vicuna_system(struct fs_chat *c, const struct fs_scan_block *b, size_t text)
+{
+	struct fs_chat_turn *t = &c->turn[FS_ROLE_SYSTEM];
+	size_t from = find_kind(b, FS_SCAN_BOS, 0);
+
+	return set_constants(c, &t->pre, b, from < text ? from + 1 : 0, text) &&
+	       set_constants(c, &t->post, b, text + 1, b->n);
 }
 
 static bool vicuna_block(struct fs_chat *c, const struct fs_scan_block *b)
 {
-	size_t content = find_kind(b, FS_SCAN_CONTENT, 0);
+	size_t text = FS_MIN(find_kind(b, FS_SCAN_CONTENT, 0), find_kind(b, FS_SCAN_SYSTEM, 0));
 
-	if (content == b->n)
+	if (text == b->n)
 		return !block_has(b, b->n, "ASSISTANT:") || set_constants(c, &c->opening, b, 0, b->n);
-	if (block_has(b, content, "ASSISTANT:"))
-		return take_turn(c, FS_ROLE_ASSISTANT, b, content);
-	return !block_has(b, content, "USER:") || take_turn(c, FS_ROLE_USER, b, content);
+	if (block_has(b, text, "ASSISTANT:"))
+		return take_turn(c, FS_ROLE_ASSISTANT, b, text);
+	return block_has(b, text, "USER:") ? take_turn(c, FS_ROLE_USER, b, text) : vicuna_system(c, b, text);
+}
+
+/* LLaVA's: message['role'].upper() + ': ', then the content and a space, for every role but the system's. */
+static bool fill_upper(struct fs_chat *c)
+{
+	return set_turn(c, FS_ROLE_SYSTEM, "", " ") && set_turn(c, FS_ROLE_USER, "USER: ", " ") &&
+	       set_turn(c, FS_ROLE_ASSISTANT, "ASSISTANT: ", " ");
 }
 
 /* Without a template: the form of FastChat's "vicuna_v1.1", which LLaVA 1.5 was trained on. */
@@ -335,9 +356,15 @@ static bool fill_vicuna(struct fs_chat *c, const struct source *src)
 		        "A chat between a curious user and an artificial intelligence assistant. The "
 		        "assistant gives "
 		        "helpful, detailed, and polite answers to the user's questions.");
+	if (has(src, ".upper()"))
+		return fill_upper(c);
 	while (fs_scan_next(src->s, src->len, &pos, &b))
 		if (!vicuna_block(c, &b))
 			return false;
+	/* What the template adds to a system text before it puts it out. */
+	if (fs_scan_set(src->s, src->len, "system_message", &b) &&
+	        !take_turn(c, FS_ROLE_SYSTEM, &b, find_kind(&b, FS_SCAN_CONTENT, 0)))
+		return false;
 	fs_buf_init(&text, FS_SCAN_TEXT_MAX);
 	return take_default(c, &text, fs_scan_assigned(src->s, src->len, "system_message", &text));
 }
@@ -355,8 +382,7 @@ static bool wants_bos(const struct fs_chat *c, const struct source *src)
 
 static bool fill(struct fs_chat *c, const struct source *src)
 {
-	/* Llama 2 repeats the BOS in every user turn, so its turns have it already. */
-	c->bos = wants_bos(c, src) && !has(src, "<<SYS>>");
+	c->bos = wants_bos(c, src);
 	c->pictures = fs_tok_is_control(c->tok, fs_tok_find(c->tok, "<|vision_start|>", 16)) &&
 	              fs_tok_is_control(c->tok, fs_tok_find(c->tok, "<|vision_end|>", 14));
 	switch (c->family) {

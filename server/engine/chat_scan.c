@@ -81,6 +81,8 @@ static enum fs_scan_kind classify(const char *s, size_t len)
 		return FS_SCAN_BOS;
 	if (len == 9 && memcmp(s, "eos_token", 9) == 0)
 		return FS_SCAN_EOS;
+	if (len >= 15 && memcmp(s, "raise_exception", 15) == 0)
+		return FS_SCAN_OTHER;
 	if (fs_scan_has(s, len, "system"))
 		return FS_SCAN_SYSTEM;
 	return fs_scan_has(s, len, "content") ? FS_SCAN_CONTENT : FS_SCAN_OTHER;
@@ -117,19 +119,24 @@ static size_t take_atom(struct fs_scan_block *b, const char *s, size_t len, bool
 	return n;
 }
 
+/* Reads a sum up to end and '}'; returns the index behind them. */
+static size_t take_sum(struct fs_scan_block *b, const char *s, size_t len, size_t i, char end)
+{
+	bool filter = false;
+
+	b->n = 0;
+	while (i < len && !(s[i] == end && i + 1 < len && s[i + 1] == '}'))
+		i += take_atom(b, s + i, len - i, &filter);
+	return FS_MIN(i + 2, len);
+}
+
 bool fs_scan_next(const char *tmpl, size_t len, size_t *pos, struct fs_scan_block *b)
 {
 	const char *p = *pos < len ? memmem(tmpl + *pos, len - *pos, "{{", 2) : NULL;
-	bool filter = false;
-	size_t i;
 
 	if (p == NULL)
 		return false;
-	b->n = 0;
-	i = (size_t)(p - tmpl) + 2;
-	while (i < len && !(tmpl[i] == '}' && i + 1 < len && tmpl[i + 1] == '}'))
-		i += take_atom(b, tmpl + i, len - i, &filter);
-	*pos = FS_MIN(i + 2, len);
+	*pos = take_sum(b, tmpl, len, (size_t)(p - tmpl) + 2, '}');
 	return true;
 }
 
@@ -170,25 +177,46 @@ bool fs_scan_trims(const char *tmpl, size_t len)
 	return false;
 }
 
+/* Index behind the "=" of the next assignment to the variable at or after i, len when there is none. */
+static size_t next_assignment(const char *tmpl, size_t len, size_t i, const char *name)
+{
+	size_t n = strlen(name);
+	const char *p;
+
+	while (i < len && (p = memmem(tmpl + i, len - i, name, n)) != NULL) {
+		i = skip_blanks(tmpl, len, (size_t)(p - tmpl) + n);
+		if (i + 1 < len && tmpl[i] == '=' && tmpl[i + 1] != '=')
+			return i + 1;
+	}
+	return len;
+}
+
 int fs_scan_assigned(const char *tmpl, size_t len, const char *name, struct fs_buf *out)
 {
-	const char *end = tmpl + len, *p = tmpl;
+	size_t i = 0, n;
 
-	while ((p = memmem(p, (size_t)(end - p), name, strlen(name))) != NULL) {
-		size_t i, n;
-
-		p += strlen(name);
-		i = skip_blanks(p, (size_t)(end - p), 0);
-		if (p + i == end || p[i] != '=')
+	while ((i = next_assignment(tmpl, len, i, name)) < len) {
+		i = skip_blanks(tmpl, len, i);
+		if (i == len || (tmpl[i] != '\'' && tmpl[i] != '"'))
 			continue;
-		i = skip_blanks(p, (size_t)(end - p), i + 1);
-		if (p + i == end || (p[i] != '\'' && p[i] != '"'))
-			continue;
-		n = literal_end(p + i, (size_t)(end - p) - i);
+		n = literal_end(tmpl + i, len - i);
 		if (n > 1)
-			return fs_scan_unescape(out, p + i + 1, n - 1);
+			return fs_scan_unescape(out, tmpl + i + 1, n - 1);
 	}
 	return FS_ENOTFOUND;
+}
+
+bool fs_scan_set(const char *tmpl, size_t len, const char *name, struct fs_scan_block *b)
+{
+	size_t i = 0, k;
+
+	while ((i = next_assignment(tmpl, len, i, name)) < len) {
+		take_sum(b, tmpl, len, i, '%');
+		for (k = 0; k < b->n; k++)
+			if (b->atoms[k].kind == FS_SCAN_CONTENT)
+				return true;
+	}
+	return false;
 }
 
 /* No block border and no end of a literal: a quote before + ~ } % or a filter. */

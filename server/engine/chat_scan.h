@@ -44,6 +44,8 @@ int fs_scan_unescape(struct fs_buf *out, const char *s, size_t len);
 /* The literal assigned to a variable (name = '…'), the first non-empty one; FS_ENOTFOUND. Appends it decoded.
  */
 int fs_scan_assigned(const char *tmpl, size_t len, const char *name, struct fs_buf *out);
+/* The first {% set name = … %} whose sum holds a message's content. */
+bool fs_scan_set(const char *tmpl, size_t len, const char *name, struct fs_scan_block *b);
 /* The constant text between the mark `open` with a line end behind it and the mark `close`; FS_ENOTFOUND when
  * nothing but expressions stands there. */
 int fs_scan_between(const char *tmpl, size_t len, const char *open, const char *close, struct fs_buf *out);
