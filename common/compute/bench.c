@@ -24,7 +24,8 @@ struct bench {
 	struct fs_dev *dev;
 	json_t *rows;
 	bool json, quick;
-	double budget; /* seconds a row */
+	const char *only; /* rows whose name holds it; NULL = all */
+	double budget;    /* seconds a row */
 };
 
 static void die(const char *what, const struct fs_errbuf *e)
@@ -154,12 +155,16 @@ static uint8_t *random_weight(enum fs_dtype type, int64_t in, int64_t out, size_
 static void product(struct bench *b, const char *what, enum fs_dtype type, int64_t in, int64_t out, int64_t n,
         bool packed)
 {
-	struct product p = {.dev = b->dev, .x = randoms(n * in), .y = need((size_t)(n * out) * 4), .n = n};
+	struct product p = {.dev = b->dev, .n = n};
 	struct fs_gguf_tensor t = {.name = "w", .type = type, .ne = {in, out, 1, 1}};
 	struct fs_errbuf e;
 	char shape[64];
 	double s;
 
+	if (b->only && !strstr(what, b->only))
+		return;
+	p.x = randoms(n * in);
+	p.y = need((size_t)(n * out) * 4);
 	t.data = random_weight(type, in, out, &t.nbytes);
 	if (fs_weight_load(b->dev, &t, packed, &p.w, &e))
 		die("load", &e);
@@ -263,7 +268,8 @@ static void run_all(struct bench *b)
 	for (size_t s = 0; s < n_shapes; s++) {
 		int64_t in = shapes[s][0], out = shapes[s][1];
 
-		yardstick(b, in, out, 512);
+		if (!b->only)
+			yardstick(b, in, out, 512);
 		product(b, "large", FS_F32, in, out, 512, false);
 		product(b, "large", FS_BF16, in, out, 512, false);
 		product(b, "large packed", FS_BF16, in, out, 512, true);
@@ -281,6 +287,8 @@ static void run_all(struct bench *b)
 	for (size_t s = 0; s < n_shapes; s++)
 		for (size_t i = 0; i < FS_ARRAY_LEN(types); i++)
 			product(b, "mat-vec", types[i], shapes[s][0], shapes[s][1], 1, false);
+	if (b->only && !strstr("attention", b->only))
+		return;
 	attention(b, 1024, 1024, 16, 16, 80, false);
 	attention(b, 4096, 4096, 4, 4, 80, false);
 	attention(b, 512, 2048, 12, 2, 128, true);
@@ -301,10 +309,14 @@ int main(int argc, char **argv)
 			b.quick = true;
 		else if (!strcmp(argv[i], "--f32"))
 			o.precision = FS_PRECISION_F32;
+		else if (!strcmp(argv[i], "--only") && i + 1 < argc)
+			b.only = argv[++i];
 		else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
 			o.threads = atoi(argv[++i]);
 		else
-			die("usage: farsight-bench-compute [--json] [--quick] [--f32] [--threads N]", NULL);
+			die("usage: farsight-bench-compute [--json] [--quick] [--only WORD] [--f32] "
+			    "[--threads N]",
+			        NULL);
 	}
 	if (fs_dev_open(&o, &b.dev, &e))
 		die("open", &e);

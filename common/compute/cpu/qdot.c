@@ -6,6 +6,7 @@
  * common/gguf/gguf.h, llama.cpp's ggml-common.h.
  */
 #include "common/compute/cpu/kernels.h"
+#include "common/compute/cpu/unpack.h"
 #include "common/compute/cpu/vec.h"
 
 #if FS_LEVEL == 0
@@ -40,19 +41,6 @@ struct dot {
 	float *out; /* [rows] */
 };
 
-FS_INLINE float half(const uint8_t *p)
-{
-	uint16_t h;
-
-	memcpy(&h, p, sizeof(h));
-	return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
-}
-
-FS_INLINE __m256i load32(const void *p)
-{
-	return _mm256_loadu_si256(p);
-}
-
 /* Sums of four products of u (0..128) and s (-127..127) in each of eight lanes. */
 FS_INLINE __m256i dot32(__m256i u, __m256i s)
 {
@@ -76,29 +64,6 @@ FS_INLINE float sum8(__m256 a)
 	return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* 16 bytes: low nibbles to bytes 0..15, high nibbles to 16..31 */
-FS_INLINE __m256i nibbles(const uint8_t *p)
-{
-	__m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
-
-	return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(b, 4), b), _mm256_set1_epi8(15));
-}
-
-/* 32 bits to 32 bytes: 16 where the bit is set, else 0 */
-FS_INLINE __m256i fifth_bits(const uint8_t *p)
-{
-	uint32_t bits;
-	__m256i b;
-
-	memcpy(&bits, p, sizeof(bits));
-	b = _mm256_shuffle_epi8(
-	        _mm256_set1_epi32((int)bits), _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
-	                                              2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
-	b = _mm256_and_si256(b, _mm256_set1_epi64x((long long)0x8040201008040201ULL));
-	b = _mm256_cmpeq_epi8(b, _mm256_set1_epi64x((long long)0x8040201008040201ULL));
-	return _mm256_and_si256(b, _mm256_set1_epi8(16));
-}
-
 /* Types of 32 elements with unsigned quants: value = d·q + m. */
 FS_INLINE void dot_small(enum fs_dtype type, int bytes, const struct dot *t, int rows)
 {
@@ -112,22 +77,9 @@ FS_INLINE void dot_small(enum fs_dtype type, int bytes, const struct dot *t, int
 		low[r] = 0.0f;
 	}
 	for (int64_t b = 0; b < t->in / 32; b++, w += bytes) {
-		float d = half(w), m;
-		__m256i u;
+		float d, m;
+		__m256i u = small_quants(type, w, &d, &m);
 
-		if (type == FS_Q4_0) {
-			m = -8.0f * d;
-			u = nibbles(w + 2);
-		} else if (type == FS_Q4_1) {
-			m = half(w + 2);
-			u = nibbles(w + 4);
-		} else if (type == FS_Q5_0) {
-			m = -16.0f * d;
-			u = _mm256_or_si256(nibbles(w + 6), fifth_bits(w + 2));
-		} else {
-			m = half(w + 2);
-			u = _mm256_or_si256(nibbles(w + 8), fifth_bits(w + 4));
-		}
 		FS_UNROLL
 		for (int r = 0; r < rows; r++) {
 			int64_t at = r * (t->in / 32) + b;
@@ -166,23 +118,9 @@ FS_INLINE void dot_q8_0(const struct dot *t, int rows)
 		t->out[r] = sum8(acc[r]);
 }
 
-/* The eight 6-bit scales and minima of Q4_K and Q5_K. */
-FS_INLINE void scales_k(const uint8_t *b, __m256 *scale, __m256 *min)
-{
-	uint32_t w[3];
-	uint64_t s, m;
-
-	memcpy(w, b, sizeof(w));
-	s = (w[0] & 0x3f3f3f3f) | (uint64_t)((w[2] & 0x0f0f0f0f) | (w[0] >> 6 & 0x03030303) << 4) << 32;
-	m = (w[1] & 0x3f3f3f3f) | (uint64_t)((w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 6 & 0x03030303) << 4) << 32;
-	*scale = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)s)));
-	*min = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)m)));
-}
-
 /* Q4_K and Q5_K: value = d·scale·q - dmin·min over eight groups of 32. */
 FS_INLINE void dot_k(bool five, const struct dot *t, int rows)
 {
-	const __m256i low4 = _mm256_set1_epi8(15);
 	__m256 acc[MAX_ROWS], low[MAX_ROWS];
 	const uint8_t *w = t->w;
 
@@ -209,14 +147,8 @@ FS_INLINE void dot_k(bool five, const struct dot *t, int rows)
 			high = load32(w + 16);
 		FS_UNROLL
 		for (int j = 0; j < 8; j++) {
-			__m256i u = load32(qs + 32 * (j / 2));
+			__m256i u = k_quants(five, qs, high, j);
 
-			u = _mm256_and_si256(j & 1 ? _mm256_srli_epi16(u, 4) : u, low4);
-			if (five)
-				u = _mm256_or_si256(
-				        u, _mm256_slli_epi16(_mm256_and_si256(_mm256_srli_epi16(high, j),
-				                                     _mm256_set1_epi8(1)),
-				                   4));
 			FS_UNROLL
 			for (int r = 0; r < rows; r++) {
 				__m256i x = load32(t->q + r * t->in + 256 * b + 32 * j);
@@ -228,17 +160,6 @@ FS_INLINE void dot_k(bool five, const struct dot *t, int rows)
 	FS_UNROLL
 	for (int r = 0; r < rows; r++)
 		t->out[r] = sum8(_mm256_add_ps(acc[r], low[r]));
-}
-
-/* Quants 0..63 of 32 elements, group j of 0..7. */
-FS_INLINE __m256i six_bits(const uint8_t *w, int j)
-{
-	const uint8_t *ql = w + 64 * (j / 4) + 32 * (j & 1), *qh = w + 128 + 32 * (j / 4);
-	__m256i lo = load32(ql), hi = load32(qh);
-
-	lo = _mm256_and_si256(j & 2 ? _mm256_srli_epi16(lo, 4) : lo, _mm256_set1_epi8(15));
-	hi = _mm256_and_si256(_mm256_srli_epi16(hi, 2 * (j & 3)), _mm256_set1_epi8(3));
-	return _mm256_or_si256(lo, _mm256_slli_epi16(hi, 4));
 }
 
 /* Q6_K: value = d·scale·(q - 32), a scale (int8) for 16 elements. */

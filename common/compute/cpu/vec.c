@@ -194,18 +194,14 @@ static void to_f16(const float *x, uint16_t *y, int64_t n)
 		y[i] = fs_f32_to_f16(x[i]);
 }
 
-/* Round to nearest even on the upper half; a NaN keeps its upper bits and is made quiet. */
 void FS_LV(to_bf16)(const float *x, uint16_t *y, int64_t n)
 {
-	for (int64_t i = 0; i < n; i++) {
-		uint32_t u;
+	int64_t i = 0;
 
-		memcpy(&u, x + i, sizeof(u));
-		uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-		uint32_t nan = u >> 16 | 0x40;
-
-		y[i] = (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-	}
+	for (; i + VW <= n; i += VW)
+		v_store_bf16(y + i, v_load(x + i));
+	for (; i < n; i++)
+		y[i] = fs_f32_to_bf16(x[i]);
 }
 
 const struct fs_kernels FS_LV(kernels) = {

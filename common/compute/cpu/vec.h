@@ -58,6 +58,29 @@ FS_INLINE void v_store_f16(uint16_t *p, vf x)
 {
 	_mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+/* Round to nearest even on the upper half; a NaN keeps its upper bits and is made quiet. */
+FS_INLINE void v_store_bf16(uint16_t *p, vf x)
+{
+	__m512i u = _mm512_castps_si512(x), up = _mm512_srli_epi32(u, 16);
+	__m512i odd = _mm512_and_si512(up, _mm512_set1_epi32(1));
+	__m512i r =
+	        _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+
+	r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), up, _mm512_set1_epi32(0x40));
+	_mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(r));
+}
+FS_INLINE vf v_from_u8(__m256i u, int i) /* the i-th VW bytes; i a constant */
+{
+	__m128i b = i ? _mm256_extracti128_si256(u, 1) : _mm256_castsi256_si128(u);
+
+	return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(b));
+}
+FS_INLINE vf v_from_i8(__m256i u, int i)
+{
+	__m128i b = i ? _mm256_extracti128_si256(u, 1) : _mm256_castsi256_si128(u);
+
+	return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
+}
 FS_INLINE vf v_add(vf a, vf b)
 {
 	return _mm512_add_ps(a, b);
@@ -152,6 +175,33 @@ FS_INLINE vf v_load_bf16(const uint16_t *p)
 FS_INLINE void v_store_f16(uint16_t *p, vf x)
 {
 	_mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* Round to nearest even on the upper half; a NaN keeps its upper bits and is made quiet. */
+FS_INLINE void v_store_bf16(uint16_t *p, vf x)
+{
+	__m256i u = _mm256_castps_si256(x), up = _mm256_srli_epi32(u, 16);
+	__m256i odd = _mm256_and_si256(up, _mm256_set1_epi32(1));
+	__m256i r =
+	        _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+	__m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+
+	r = _mm256_blendv_epi8(r, _mm256_or_si256(up, _mm256_set1_epi32(0x40)), nan);
+	r = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+	_mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(r));
+}
+FS_INLINE __m128i v_eight(__m256i u, int i)
+{
+	__m128i b = i & 2 ? _mm256_extracti128_si256(u, 1) : _mm256_castsi256_si128(u);
+
+	return i & 1 ? _mm_srli_si128(b, 8) : b;
+}
+FS_INLINE vf v_from_u8(__m256i u, int i) /* the i-th VW bytes; i a constant */
+{
+	return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v_eight(u, i)));
+}
+FS_INLINE vf v_from_i8(__m256i u, int i)
+{
+	return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v_eight(u, i)));
 }
 FS_INLINE vf v_add(vf a, vf b)
 {
@@ -255,6 +305,10 @@ FS_INLINE vf v_load_bf16(const uint16_t *p)
 FS_INLINE void v_store_f16(uint16_t *p, vf x)
 {
 	*p = fs_f32_to_f16(x);
+}
+FS_INLINE void v_store_bf16(uint16_t *p, vf x)
+{
+	*p = fs_f32_to_bf16(x);
 }
 FS_INLINE vf v_add(vf a, vf b)
 {
