@@ -8,9 +8,10 @@
 
 #include "common/base/base.h"
 
-/* The published regexes, tried in order at each place; what none takes is a piece of its own.
- *   common tail T: [^\r\n\p{L}\p{N}]?\p{L}+ | <digits> | ?[^\s\p{L}\p{N}]+[\r\n]* | \s*[\r\n]+ | \s+(?!\S) |
- * \s+
+/*
+ * The published regexes, tried in order at each place; what none takes is a piece of its own. T is the tail
+ * that two of them share, and folding is Unicode's, so that (?i:'s) takes U+017F too:
+ *   [^\r\n\p{L}\p{N}]?\p{L}+ | <digits> |  ?[^\s\p{L}\p{N}]+[\r\n]* | \s*[\r\n]+ | \s+(?!\S) | \s+
  */
 enum fs_pre_kind {
 	FS_PRE_GPT2,   /* 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
@@ -23,8 +24,8 @@ enum fs_pre_kind {
 int fs_pre_find(
         const char *name, size_t len, enum fs_pre_kind *out, const char **canonical, struct fs_errbuf *e);
 
-/* The length in bytes (1..n) of the piece that starts at s; n >= 1, valid UTF-8. prev pieces do not matter,
- * what follows does. */
+/* The length in bytes (1..n) of the piece that starts at s; n >= 1, valid UTF-8. What follows matters,
+ * what went before does not. */
 size_t fs_pre_next(enum fs_pre_kind kind, const uint8_t *s, size_t n);
 
 #endif

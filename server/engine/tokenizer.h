@@ -4,11 +4,17 @@
  * server/engine and its tests.
  *
  * Threads: a tokenizer is immutable once made, any thread may use it; id arrays and stream states belong to
- * one thread at a time. It copies what it needs, the GGUF may be closed afterwards. Text from outside:
- * invalid UTF-8 becomes U+FFFD (one for each maximal subpart, as the Unicode standard recommends); control
- * tokens are recognised only where the caller says so. Tokens of type "user-defined" are plain text that
- * always is one token (runs of newlines in Gemma, say): they match everywhere, as in llama.cpp. Where two
- * special tokens overlap in a text the leftmost, then the longest is taken.
+ * one thread at a time. It copies what it needs, the GGUF may be closed afterwards.
+ *
+ * Text from outside: invalid UTF-8 becomes U+FFFD (one for each maximal subpart, as the Unicode standard
+ * recommends); nothing else is normalised (the published Qwen2 tokenizer composes to NFC, but a GGUF does not
+ * say so and other GGUF programs do not).
+ *
+ * Special tokens: control tokens are recognised only where the caller says so. Tokens of type "user-defined"
+ * are plain text that always is one token (runs of line ends in Gemma, say): they match everywhere, as in
+ * llama.cpp; but those that look like control tokens (<|...|>) or are marks of chat templates count as
+ * control tokens, so that a message can not open a turn. Where two overlap in a text the leftmost, then the
+ * longest is taken, as in the publishers' tokenizers (llama.cpp: the longest of all first).
  */
 #ifndef FS_ENGINE_TOKENIZER_H
 #define FS_ENGINE_TOKENIZER_H
