@@ -1,0 +1,131 @@
+"""Accuracy of the two GGUF files, by kind of question, on pictures of a seed that training never used.
+
+Whole answers must match exactly. Teacher forcing with argmax at every token of the answer is the same judgement as
+greedy decoding; --greedy N decodes N questions token by token as well, to show it.
+"""
+import argparse
+from collections import defaultdict
+
+import numpy as np
+import torch
+
+import data
+import talk
+from draw import UNSEEN_WORDS, WORDS, fitted, scene
+from export import read_back
+from model import patches
+from train import losses, right
+
+SEED = 20261
+SIZES = [size for size, _ in data.SIZES]
+KINDS = ["colour", "shape", "where", "count", "at", "yesno", "describe", "absent", "number", "word", "random letters",
+         "unseen word", "after", "two", "turn2", "talk"]
+
+
+@torch.no_grad()
+def run(model, v, taken, form, rng, pairs=6):
+    pixels, labels, text, spans = data.batch(rng, v, taken, pairs, form)
+    _, _, logits, want = losses(model, pixels, labels, text, False)
+    return right(text, logits, want, spans)
+
+
+@torch.no_grad()
+def words(model, v, counts, name, least, choose):
+    for k in range(least // 24 + 1):
+        rng = np.random.default_rng([SEED, 500 + k, len(name)])
+        h, w = SIZES[k % len(SIZES)]
+        seqs, pixels = [], []
+        for _ in range(24):
+            image, about = scene(rng, w, h, 1, "text", choose(rng))
+            while about["text"]["kind"] != "word":
+                image, about = scene(rng, w, h, 1, "text", choose(rng))
+            pixels.append(fitted(image, about))
+            seqs.append(data.sequence(rng, v, [about], h // 28, w // 28, 1, [talk.ask_word(rng, about)]))
+        text = data.collate(v, [s for s, _ in seqs])
+        rows, _ = model.tower(patches(torch.from_numpy(np.stack(pixels))), h // 14, w // 14)
+        hidden = model.text(text["ids"], text["slots"], rows, text["pos"], text["mask"])
+        target = text["target"]
+        logits = model.text.logits(hidden[target >= 0])
+        for _, ok in right(text, logits, target[target >= 0], [s for _, s in seqs]):
+            counts[name][0] += ok
+            counts[name][1] += 1
+
+
+def random_letters(rng):
+    n = int(rng.integers(2, 6))
+    return ["".join(chr(97 + int(c)) for c in rng.integers(0, 26, n))]
+
+
+def table(model, v, least=300):
+    counts = defaultdict(lambda: [0, 0])
+    forms, k = ["plain", "plain", "after", "two"], 0
+    needed = [x for x in KINDS if x not in ("word", "random letters", "unseen word")]
+    while any(counts[x][1] < least for x in needed) and k < 200:
+        rng = np.random.default_rng([SEED, 77, k])
+        taken = data.draw_shard(SEED, k, 1, 24, size=SIZES[k % len(SIZES)])
+        for kind, ok in run(model, v, taken, forms[k % 4], rng):
+            if kind != "word":
+                counts[kind][0] += ok
+                counts[kind][1] += 1
+        k += 1
+    words(model, v, counts, "word", least, lambda rng: WORDS)
+    words(model, v, counts, "unseen word", least, lambda rng: UNSEEN_WORDS)
+    words(model, v, counts, "random letters", least, random_letters)
+    return counts
+
+
+@torch.no_grad()
+def answer(model, v, pixels, question, longest=48):
+    """Greedy answer, decoded token by token, to a question about pixels u8 [h, w, 3] on the grid."""
+    h, w = pixels.shape[:2]
+    seq, _ = data.sequence(None, v, [None], h // 28, w // 28, 0, [("", question, "")])
+    seq.ids, seq.slots, seq.pos = seq.ids[:-1], seq.slots[:-1], seq.pos[:-1]
+    rows, _ = model.tower(patches(torch.from_numpy(np.array(pixels))[None]), h // 14, w // 14)
+    ids, slots, pos = (torch.tensor(x)[None] for x in (seq.ids, seq.slots, seq.pos))
+    out = []
+    while len(out) < longest:
+        t = ids.shape[1]
+        mask = torch.ones(t, t, dtype=torch.bool).tril()[None, None]
+        hidden = model.text(ids, slots, rows, pos, mask)
+        token = int(model.text.logits(hidden[:, -1]).argmax())
+        if token in (v.end, v.eot):
+            break
+        out.append(token)
+        ids = torch.cat((ids, torch.tensor([[token]])), 1)
+        slots = torch.cat((slots, torch.tensor([[-1]])), 1)
+        pos = torch.cat((pos, pos[:, -1:] + 1), 1)
+    return v.decode(out)
+
+
+def greedy(model, v, n):
+    """-> how many of n questions a real greedy decode answers exactly."""
+    good = 0
+    for k in range(n):
+        rng = np.random.default_rng([SEED, 900, k])
+        h, w = SIZES[k % len(SIZES)]
+        image, about = scene(rng, w, h)
+        _, q, a = talk.ask(rng, about)
+        good += answer(model, v, fitted(image, about), q) == a
+    return good
+
+
+def main(args=None):
+    p = argparse.ArgumentParser()
+    p.add_argument("--models", required=True)
+    p.add_argument("--least", type=int, default=300, help="questions a kind")
+    p.add_argument("--greedy", type=int, default=100)
+    o = p.parse_args(args)
+    torch.set_num_threads(1)
+    model, v = read_back(o.models)
+    counts = table(model, v, o.least)
+    print("| kind | right | asked | accuracy |\n| --- | --- | --- | --- |")
+    for kind in KINDS:
+        a, n = counts[kind]
+        print(f"| {kind} | {a} | {n} | {100 * a / max(n, 1):.1f} % |")
+    a, n = np.sum([counts[k] for k in KINDS if k not in ("random letters", "unseen word")], 0)
+    print(f"| all but unseen words and random letters | {a} | {n} | {100 * a / n:.1f} % |")
+    print(f"decoded token by token: {greedy(model, v, o.greedy)} of {o.greedy} exact")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The network: a qwen2vl vision tower with its merger, and a qwen2vl text model with M-RoPE, at toy size.
+
+Shapes: B pictures, P = gh * gw patches of 14 px in 2 x 2 block order, R = P / 4 rows, T tokens, D width.
+"""
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass
+class Config:
+    vocab: int = 640
+    v_dim: int = 128
+    v_heads: int = 4
+    v_layers: int = 6
+    v_ffn: int = 512
+    dim: int = 192
+    heads: int = 6
+    kv_heads: int = 3
+    layers: int = 4
+    ffn: int = 384
+    base: float = 20.0
+    sections: tuple = (4, 6, 6)
+    eps: float = 1e-6
+
+
+def patches(pixels):
+    """u8 [B, H, W, 3] -> normalised f32 [B, P, 3 * 14 * 14], patches in 2 x 2 block order, (channel, y, x) inside."""
+    b, h, w, _ = pixels.shape
+    x = (pixels.float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
+    x = x.view(b, h // 28, 2, 14, w // 28, 2, 14, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
+    return x.reshape(b, (h // 14) * (w // 14), 588)
+
+
+def block_order(grid):
+    """[..., gh, gw] labels -> [..., P] in 2 x 2 block order."""
+    *lead, gh, gw = grid.shape
+    x = grid.reshape(*lead, gh // 2, 2, gw // 2, 2)
+    return x.transpose(-3, -2).reshape(*lead, gh * gw)
+
+
+def turn(x, cos, sin):
+    """Rotates the pairs (i, i + half) of the last axis."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def tower_angles(gh, gw, head_dim):
+    """-> cos, sin [P, head_dim / 2]: the first half of the pairs turns with y, the second with x."""
+    ys, xs = torch.meshgrid(torch.arange(gh), torch.arange(gw), indexing="ij")
+    freq = 10000.0 ** (-4 * torch.arange(head_dim // 4) / head_dim)
+    y, x = block_order(ys).float(), block_order(xs).float()
+    angle = torch.cat((y[:, None] * freq, x[:, None] * freq), 1)
+    return angle.cos(), angle.sin()
+
+
+def attend(q, k, v, mask=None):
+    """Scores in the open: at these lengths cheaper on a CPU than the flash kernel's backward pass."""
+    q, k, v = q.float() * q.shape[-1] ** -.5, k.float(), v.float()
+    s = q @ k.mT
+    if mask is not None:
+        s = s.masked_fill(~mask, -1e9)
+    return s.softmax(-1) @ v
+
+
+class Linear(nn.Linear):
+    def __init__(self, i, o, bias=True, gain=1.0):
+        super().__init__(i, o, bias)
+        nn.init.normal_(self.weight, std=gain * i ** -.5)
+        if bias:
+            nn.init.zeros_(self.bias)
+
+
+class TowerLayer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        d = c.v_dim
+        self.heads = c.v_heads
+        self.ln1, self.ln2 = nn.LayerNorm(d, c.eps), nn.LayerNorm(d, c.eps)
+        self.q, self.k, self.v, self.out = (Linear(d, d, gain=g) for g in (1, 1, 1, .3))
+        self.up, self.down = Linear(d, c.v_ffn), Linear(c.v_ffn, d, gain=.3)
+
+    def forward(self, x, cos, sin):
+        b, p, d = x.shape
+        h = self.ln1(x)
+        q, k, v = (f(h).view(b, p, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        a = attend(turn(q, cos, sin), turn(k, cos, sin), v)
+        x = x + self.out(a.transpose(1, 2).reshape(b, p, d))
+        h = self.up(self.ln2(x))
+        return x + self.down(h * torch.sigmoid(1.702 * h))
+
+
+class Tower(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.c = c
+        self.embed = Linear(588, c.v_dim, bias=False)
+        self.layers = nn.ModuleList(TowerLayer(c) for _ in range(c.v_layers))
+        self.post_ln = nn.LayerNorm(c.v_dim, c.eps)
+        self.mm0, self.mm2 = Linear(4 * c.v_dim, 4 * c.v_dim), Linear(4 * c.v_dim, c.dim)
+
+    def forward(self, x, gh, gw):
+        """x [B, P, 588] -> rows [B, R, dim], patch features [B, P, v_dim] (before post_ln)."""
+        cos, sin = tower_angles(gh, gw, self.c.v_dim // self.c.v_heads)
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        h = self.post_ln(x)
+        rows = self.mm2(F.gelu(self.mm0(h.reshape(h.shape[0], -1, 4 * self.c.v_dim))))
+        return rows, h
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, d, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(d)), eps
+
+    def forward(self, x):
+        f = x.float()
+        return (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps)) * self.weight
+
+
+class TextLayer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        d, kv = c.dim, c.dim // c.heads * c.kv_heads
+        self.c = c
+        self.n1, self.n2 = RMSNorm(d, c.eps), RMSNorm(d, c.eps)
+        self.q, self.k, self.v = Linear(d, d), Linear(d, kv), Linear(d, kv)
+        self.o = Linear(d, d, bias=False, gain=.3)
+        self.gate, self.up = Linear(d, c.ffn, bias=False), Linear(d, c.ffn, bias=False)
+        self.down = Linear(c.ffn, d, bias=False, gain=.3)
+
+    def forward(self, x, cos, sin, mask):
+        b, t, d = x.shape
+        h = self.n1(x)
+        q, k, v = (f(h).view(b, t, n, -1).transpose(1, 2) for f, n in
+                   ((self.q, self.c.heads), (self.k, self.c.kv_heads), (self.v, self.c.kv_heads)))
+        q, k = turn(q, cos, sin), turn(k, cos, sin)
+        k, v = (y.repeat_interleave(self.c.heads // self.c.kv_heads, 1) for y in (k, v))
+        a = attend(q, k, v, mask)
+        x = x + self.o(a.transpose(1, 2).reshape(b, t, d))
+        h = self.n2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Text(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.c = c
+        self.embed = nn.Embedding(c.vocab, c.dim)
+        nn.init.normal_(self.embed.weight, std=.1)
+        self.layers = nn.ModuleList(TextLayer(c) for _ in range(c.layers))
+        self.norm = RMSNorm(c.dim, c.eps)
+        half = c.dim // c.heads // 2
+        self.register_buffer("freq", c.base ** (-torch.arange(half) / half), persistent=False)
+        self.register_buffer("axis", torch.repeat_interleave(torch.arange(3), torch.tensor(c.sections)),
+                             persistent=False)
+
+    def forward(self, ids, slots, rows, pos, mask, deep=False):
+        """ids [B, T]; slots [B, T], -1 or the index into rows [B, R, dim]; pos [B, T, 3] as (t, h, w);
+        mask bool [B, 1, T, T] true where seen. -> final hidden states [B, T, dim]; deep: and those after each
+        layer."""
+        x = self.embed(ids)
+        if rows is not None:
+            at = slots.clamp(min=0)[..., None].expand(-1, -1, self.c.dim)
+            x = torch.where((slots >= 0)[..., None], rows.float().gather(1, at), x)
+        angle = pos[..., self.axis].float() * self.freq
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        between = []
+        for layer in self.layers:
+            x = layer(x, cos, sin, mask)
+            between.append(x)
+        return (self.norm(x), between) if deep else self.norm(x)
+
+    def logits(self, hidden):
+        return F.linear(hidden, self.embed.weight)
+
+
+class Heads(nn.Module):
+    """Auxiliary readouts used in training only."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.patch = Linear(c.v_dim, 9 + 11 + 37)
+        self.row = Linear(c.dim, 9 + 11)
+        # Where a row lies (y, x) after the first text layer, how large the grid was after the second: the tower
+        # turns with relative positions only, so places have to be found by the text model.
+        self.where, self.grid = Linear(c.dim, 10 + 10), Linear(c.dim, 10 + 10)
+
+
+class Model(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.c = c
+        self.tower, self.text, self.heads = Tower(c), Text(c), Heads(c)
+
+    def config(self):
+        return asdict(self.c)
