@@ -24,23 +24,27 @@ FS_INLINE float one_w(enum fs_dtype type, const uint8_t *w, int64_t i)
 	return ((const float *)(const void *)w)[i];
 }
 
-/* out[r] = w[in]·x[r][in] for rows r of x, rows a constant 1..4; two sums a row, so that additions do not
- * wait for each other. */
-FS_INLINE void dots(enum fs_dtype type, const uint8_t *w, const float *x, int64_t in, int rows, float *out)
+/* out[r] = w[in]·x[r][in] for one or two rows (a constant): one weight row read in order, as fast as memory
+ * gives it, into several sums. */
+FS_INLINE void dots_long(
+        enum fs_dtype type, const uint8_t *w, const float *x, int64_t in, int rows, float *out)
 {
-	vf sum[4], sum2[4];
+	vf sum[2][4];
 	int64_t i = 0;
 
 	FS_UNROLL
 	for (int r = 0; r < rows; r++)
-		sum[r] = sum2[r] = v_set(0.0f);
-	for (; i + 2 * VW <= in; i += 2 * VW) {
-		vf a = load_w(type, w, i), b = load_w(type, w, i + VW);
-
 		FS_UNROLL
-		for (int r = 0; r < rows; r++) {
-			sum[r] = v_fma(a, v_load(x + r * in + i), sum[r]);
-			sum2[r] = v_fma(b, v_load(x + r * in + i + VW), sum2[r]);
+	for (int k = 0; k < 4; k++)
+		sum[r][k] = v_set(0.0f);
+	for (; i + 4 * VW <= in; i += 4 * VW) {
+		FS_UNROLL
+		for (int k = 0; k < 4; k++) {
+			vf a = load_w(type, w, i + k * VW);
+
+			FS_UNROLL
+			for (int r = 0; r < rows; r++)
+				sum[r][k] = v_fma(a, v_load(x + r * in + i + k * VW), sum[r][k]);
 		}
 	}
 	for (; i + VW <= in; i += VW) {
@@ -48,66 +52,119 @@ FS_INLINE void dots(enum fs_dtype type, const uint8_t *w, const float *x, int64_
 
 		FS_UNROLL
 		for (int r = 0; r < rows; r++)
-			sum[r] = v_fma(a, v_load(x + r * in + i), sum[r]);
+			sum[r][0] = v_fma(a, v_load(x + r * in + i), sum[r][0]);
 	}
 	FS_UNROLL
 	for (int r = 0; r < rows; r++)
-		out[r] = v_sum(v_add(sum[r], sum2[r]));
+		out[r] = v_sum(v_add(v_add(sum[r][0], sum[r][1]), v_add(sum[r][2], sum[r][3])));
 	for (; i < in; i++)
 		for (int r = 0; r < rows; r++)
 			out[r] += one_w(type, w, i) * x[r * in + i];
 }
 
-FS_INLINE void dots_typed(
-        enum fs_dtype type, const uint8_t *w, const float *x, int64_t in, int rows, float *out)
+/*
+ * out[o][r] = w[o][in]·x[r][in] for outs weight rows (row_bytes apart) and rows activation rows; both are
+ * constants where it is inlined, so that all sums stay in registers and every load serves several of them.
+ */
+FS_INLINE void dots(enum fs_dtype type, const uint8_t *w, size_t row_bytes, const float *x, int64_t in,
+        int outs, int rows, float out[4][4])
 {
-	switch (rows) {
-	case 1:
-		dots(type, w, x, in, 1, out);
-		break;
-	case 2:
-		dots(type, w, x, in, 2, out);
-		break;
-	case 3:
-		dots(type, w, x, in, 3, out);
-		break;
-	default:
-		dots(type, w, x, in, 4, out);
-		break;
+	vf sum[4][4];
+	int64_t i = 0;
+
+	FS_UNROLL
+	for (int o = 0; o < outs; o++)
+		FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		sum[o][r] = v_set(0.0f);
+	for (; i + VW <= in; i += VW) {
+		vf a[4];
+
+		FS_UNROLL
+		for (int o = 0; o < outs; o++)
+			a[o] = load_w(type, w + (size_t)o * row_bytes, i);
+		FS_UNROLL
+		for (int r = 0; r < rows; r++) {
+			vf v = v_load(x + r * in + i);
+
+			FS_UNROLL
+			for (int o = 0; o < outs; o++)
+				sum[o][r] = v_fma(a[o], v, sum[o][r]);
+		}
+	}
+	FS_UNROLL
+	for (int o = 0; o < outs; o++)
+		FS_UNROLL
+	for (int r = 0; r < rows; r++)
+		out[o][r] = v_sum(sum[o][r]);
+	for (; i < in; i++)
+		for (int o = 0; o < outs; o++)
+			for (int r = 0; r < rows; r++)
+				out[o][r] += one_w(type, w + (size_t)o * row_bytes, i) * x[r * in + i];
+}
+
+FS_INLINE void dots_rows(enum fs_dtype type, const uint8_t *w, size_t row_bytes, const float *x, int64_t in,
+        int outs, int rows, float out[4][4])
+{
+	if (rows == 3)
+		dots(type, w, row_bytes, x, in, outs, 3, out);
+	else
+		dots(type, w, row_bytes, x, in, outs, 4, out);
+}
+
+FS_INLINE void dots_outs(enum fs_dtype type, const uint8_t *w, size_t row_bytes, const float *x, int64_t in,
+        int outs, int rows, float out[4][4])
+{
+	if (rows > 2 && outs == 4) {
+		dots_rows(type, w, row_bytes, x, in, 4, rows, out);
+		return;
+	}
+	for (int o = 0; o < outs; o++, w += row_bytes) {
+		if (rows == 1)
+			dots_long(type, w, x, in, 1, out[o]);
+		else if (rows == 2)
+			dots_long(type, w, x, in, 2, out[o]);
+		else
+			dots_rows(type, w, row_bytes, x, in, 1, rows, out + o);
 	}
 }
 
-static void dots_any(enum fs_dtype type, const uint8_t *w, const float *x, int64_t in, int rows, float *out)
+static void dots_any(enum fs_dtype type, const uint8_t *w, size_t row_bytes, const float *x, int64_t in,
+        int outs, int rows, float out[4][4])
 {
 	if (type == FS_F16)
-		dots_typed(FS_F16, w, x, in, rows, out);
+		dots_outs(FS_F16, w, row_bytes, x, in, outs, rows, out);
 	else if (type == FS_BF16)
-		dots_typed(FS_BF16, w, x, in, rows, out);
+		dots_outs(FS_BF16, w, row_bytes, x, in, outs, rows, out);
 	else
-		dots_typed(FS_F32, w, x, in, rows, out);
+		dots_outs(FS_F32, w, row_bytes, x, in, outs, rows, out);
 }
 
 void FS_LV(few_f32)(const struct fs_few *f)
 {
-	for (int64_t o = f->o0; o < f->o1; o++) {
-		const uint8_t *w = f->w + (size_t)o * f->row_bytes;
-		enum fs_dtype type = f->type;
-		float bias = f->bias ? f->bias[o] : 0.0f;
+	bool quantized = fs_is_quantized(f->type);
+	int step = quantized ? 1 : 4;
 
-		if (fs_is_quantized(type)) {
-			FS_LV(dequantize)(type, w, f->tmp, f->in);
+	for (int64_t o = f->o0; o < f->o1; o += step) {
+		const uint8_t *w = f->w + (size_t)o * f->row_bytes;
+		int outs = (int)FS_MIN(step, f->o1 - o);
+
+		if (quantized) {
+			FS_LV(dequantize)(f->type, w, f->tmp, f->in);
 			w = (const uint8_t *)f->tmp;
-			type = FS_F32;
 		}
 		for (int r = 0; r < f->n; r += 4) {
 			int rows = FS_MIN(4, f->n - r);
-			float out[4];
+			float out[4][4];
 
-			dots_any(type, w, f->x + r * f->in, f->in, rows, out);
-			for (int k = 0; k < rows; k++) {
-				float *y = f->y + (r + k) * f->ldy + o;
+			dots_any(quantized ? FS_F32 : f->type, w, f->row_bytes, f->x + r * f->in, f->in, outs,
+			        rows, out);
+			for (int i = 0; i < outs * rows; i++) {
+				int64_t at = o + i / rows;
+				float *y = f->y + (r + i % rows) * f->ldy + at;
 
-				*y = out[k] + bias + (f->add ? *y : 0.0f);
+				*y = out[i / rows][i % rows] + (f->bias ? f->bias[at] : 0.0f) +
+				     (f->add ? *y : 0.0f);
 			}
 		}
 	}
@@ -120,20 +177,23 @@ void FS_LV(quantize)(const float *x, struct fs_xq *xq, int64_t in)
 		const float *v = x + 32 * b;
 		int8_t *q = xq->q + 32 * b;
 		vf m = v_set(0.0f);
-		float max, inv;
-		int sum = 0;
+		float max, inv, d;
+		int sum[2] = {0, 0};
 
 		for (int i = 0; i < 32; i += VW)
 			m = v_max(m, v_abs(v_load(v + i)));
 		max = v_hmax(m);
 		inv = max > 0.0f ? 127.0f / max : 0.0f;
+		d = max / 127.0f;
 		for (int i = 0; i < 32; i++) {
 			int k = (int)lrintf(v[i] * inv);
 
 			q[i] = (int8_t)k;
-			sum += k;
+			sum[i / 16] += k;
 		}
-		xq->d[b] = max / 127.0f;
-		xq->s[b] = max / 127.0f * (float)sum;
+		xq->d[b] = d;
+		xq->s16[2 * b] = d * (float)sum[0];
+		xq->s16[2 * b + 1] = d * (float)sum[1];
+		xq->s[b] = d * (float)(sum[0] + sum[1]);
 	}
 }

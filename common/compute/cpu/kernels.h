@@ -16,12 +16,13 @@ enum fs_cpu_level {
 };
 
 /*
- * Activation rows in int8: blocks of 32 along the row, x ~= d·q. One row is q[in] (int8), then d[in/32] and
- * s[in/32] (f32), where s is d times the sum of the block's q: what a weight type with an offset needs.
+ * Activation rows in int8: blocks of 32 along the row, x ~= d·q. One row is q[in] (int8), d[in/32], s[in/32]
+ * and s16[in/16] (f32), where s is d times the sum of the block's q and s16 the same for its halves: what
+ * weight types with an offset need.
  */
 struct fs_xq {
 	int8_t *q;
-	float *d, *s;
+	float *d, *s, *s16;
 };
 
 /* Outputs o0..o1-1 of a product with few rows: y[r·ldy + o] (+)= bias[o] + W[o]·x[r]. */
@@ -35,7 +36,7 @@ struct fs_few {
 	bool add;
 	int n;           /* rows, >= 1 */
 	const float *x;  /* [n][in]: the f32 forms */
-	struct fs_xq xq; /* row 0; row r lies at q + r·in, d + r·in/32, s + r·in/32: the int8 form */
+	struct fs_xq xq; /* row 0; row r lies at q + r·in, d + r·in/32 and so on: the int8 form */
 	float *y;
 	int64_t ldy;
 	float *tmp; /* [in], for types that are dequantised first */

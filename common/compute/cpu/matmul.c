@@ -43,14 +43,16 @@ static bool quantize_rows(struct fs_cpu *c, struct few_job *j)
 	int64_t in = j->f.in, n = j->f.n;
 	struct fs_xq *xq = &j->f.xq;
 
-	xq->d = fs_scratch_get(c, &c->rows, (size_t)n, (size_t)(in + in / 32 * 8));
+	xq->d = fs_scratch_get(c, &c->rows, (size_t)n, (size_t)(in + in / 32 * 16));
 	if (!xq->d)
 		return false;
 	xq->s = xq->d + n * in / 32;
-	xq->q = (int8_t *)(xq->s + n * in / 32);
+	xq->s16 = xq->s + n * in / 32;
+	xq->q = (int8_t *)(xq->s16 + n * in / 16);
 	for (int64_t r = 0; r < n; r++) {
 		struct fs_xq row = {.q = xq->q + r * in, .d = xq->d + r * in / 32, .s = xq->s + r * in / 32};
 
+		row.s16 = xq->s16 + r * in / 16;
 		c->k->quantize(j->f.x + r * in, &row, in);
 	}
 	return true;
