@@ -155,7 +155,7 @@ void fs_weight_finish(struct fs_dev *d, struct fs_weight *w)
 
 int fs_vector_load(struct fs_dev *d, const struct fs_gguf_tensor *t, float **out, struct fs_errbuf *e)
 {
-	int64_t in, rows;
+	int64_t in = 0, rows = 0; /* set on FS_OK, which gcc -O3 does not see */
 	size_t row_bytes, bytes;
 	float *host;
 	void *dev = NULL;
