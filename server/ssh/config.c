@@ -327,6 +327,12 @@ int fs_conf_parse_text(struct fs_conf_parse *p, const char *file, char *text, si
 
 int fs_conf_read_file(const char *path, bool check_owner, char **text, size_t *n, struct fs_errbuf *e)
 {
+	/* as with ssh -F, the way to say "no file" */
+	if (strcmp(path, "/dev/null") == 0) {
+		*n = 0;
+		*text = calloc(1, 1);
+		return *text ? FS_OK : fs_fail(e, FS_ENOMEM, "out of memory");
+	}
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
 		return errno == ENOENT || errno == ENOTDIR ? FS_ENOTFOUND : fs_fail_errno(e, FS_EIO, "can not open %s", path);

@@ -234,7 +234,7 @@ void fs_ssh_close(struct fs_ssh *s)
 	free(s);
 }
 
-/* The output has ended: says how, with the exit status that sshd sends after it. */
+/* The output has ended (error text may still lie unread): says how, with the exit status that sshd sends after it. */
 static int ended(struct fs_ssh *s, struct fs_errbuf *e)
 {
 	int64_t until = fs_deadline_ms(EXIT_WAIT_MS);
@@ -284,9 +284,10 @@ ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e)
 	}
 	if (r < 0)
 		return fs_fail(e, FS_EUNAVAILABLE, "the connection to %s broke: %s", s->label, last_error(s));
-	if (libssh2_channel_eof(s->ch))
+	/* libssh2_channel_eof would say no while error text lies unread; this one asks for the end of the output alone */
+	if (libssh2_channel_wait_closed(s->ch) != LIBSSH2_ERROR_INVAL)
 		return ended(s, e);
-	s->maybe_more = true; /* its end has come, but its error text is still to be read */
+	s->maybe_more = true;
 	return 0;
 }
 

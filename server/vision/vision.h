@@ -31,7 +31,7 @@ struct fs_vision_opts {
 };
 int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e);
 void fs_vision_destroy(struct fs_vision
-                *v); /* says BYE where it can, within a second; pending jobs end with FS_EUNAVAILABLE */
+                *v); /* says BYE where it can, within a second; pending jobs end with FS_EUNAVAILABLE and may be destroyed later */
 
 struct fs_vision_job; /* owned by who submitted it */
 struct fs_encode_params {
@@ -40,7 +40,8 @@ struct fs_encode_params {
 /*
  * Starts an encode and returns at once. bytes are copied. key: 32 bytes that name the rows. FS_EUNAVAILABLE
  * at once when no host is up (text: "<host>: <cause>"), except while the very first connection attempt is
- * still going on: then it waits for it, at most connect_timeout_ms. cancel fires: the host is told (CANCEL
+ * still going on: then it waits for it, at most connect_timeout_ms. A host whose encoder is being started is
+ * waited for as long as the job may take. A refusal makes hosts that are down try again soon. cancel fires: the host is told (CANCEL
  * frame) and the job ends with FS_ECANCELLED within 100 ms.
  */
 int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32],
@@ -49,7 +50,7 @@ int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uin
 /* Waits for the end. FS_OK: *rows is one reference. FS_EINVAL: the encoder refused the picture (its text).
  * FS_EUNAVAILABLE: host lost, retries used up. */
 int fs_vision_wait(struct fs_vision_job *job, struct fs_rows **rows, struct fs_errbuf *e);
-/* Waits for the job's end first when it is still running (cancel it before). NULL is fine. */
+/* Ends the job when it is still running; never waits. NULL is fine. */
 void fs_vision_job_destroy(struct fs_vision_job *job);
 
 enum fs_host_state { FS_HOST_CONNECTING, FS_HOST_STARTING, FS_HOST_UP, FS_HOST_DOWN };

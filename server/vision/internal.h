@@ -1,0 +1,157 @@
+/*
+ * Shared by the files of this folder alone. One mutex (fs_vision.lock) guards every field that is not said to belong to a host's
+ * thread; it is held for short list work, never across a system call that can wait. Lock order: a cancel token's own lock comes
+ * first (its hook takes ours), so nothing here touches a token while it holds fs_vision.lock.
+ */
+#ifndef FS_SERVER_VISION_INTERNAL_H
+#define FS_SERVER_VISION_INTERNAL_H
+
+#include "server/ssh/ssh.h"
+#include "server/vision/vision.h"
+
+#include <stdatomic.h>
+
+#define FS_VISION_MAX_JOBS 256 /* at once, all hosts together */
+#define FS_VISION_MAX_RETRIES 2
+#define FS_VISION_MAX_JOB_BYTES ((size_t)512 << 20) /* pictures of all jobs */
+#define FS_VISION_LOST_EXTRA_MS 1000	/* a lost job waits connect_timeout_ms and this for a host */
+#define FS_VISION_RETRY_PAUSE_MS 100	/* before the same host is asked again: its state frame may be on the way */
+
+struct fs_host;
+
+/* Where a job stands with the host it is given to. */
+enum fs_job_stage { FS_JOB_WAITING, FS_JOB_SENDING, FS_JOB_SENT, FS_JOB_RECEIVING };
+
+struct fs_vision_job {
+	struct fs_vision *v;
+	int refs; /* its owner, and the host's list */
+	pthread_cond_t cond;
+	struct fs_cancel *cancel;
+	struct fs_cancel_hook hook;
+	uint8_t *bytes; /* [n]; constant */
+	size_t n;
+	uint8_t key[32];
+	struct fs_encode_params params;
+	int64_t submitted, deadline;
+	int64_t park_until; /* parked: when hope ends; counts from the last loss */
+	int64_t not_before; /* parked: not given to a host before this */
+	int tries;	    /* encodes lost so far */
+	bool done;
+	int rc; /* once done */
+	struct fs_errbuf err;
+	struct fs_rows *rows; /* once done with FS_OK */
+	struct fs_host *host; /* NULL = parked, or done before it had one */
+	struct fs_vision_job *prev, *next;
+
+	/* of the host's thread while it is in that host's list */
+	enum fs_job_stage stage;
+	uint32_t id; /* on the wire; fresh for each try; 0 before ENC */
+	size_t sent;
+	struct fs_rows_head head;
+	uint8_t *data; /* malloc'd, room for f32 rows; halves arrive in its second half */
+	size_t data_at, need, got;
+};
+
+struct fs_job_list {
+	struct fs_vision_job *first, *last;
+};
+
+struct fs_link; /* the framed channel, link.c */
+
+struct fs_host {
+	struct fs_vision *v;
+	char name[128];
+	struct fs_ssh_opts ssh; /* strings owned */
+	pthread_t thread;
+	int wake;
+	/* under the lock */
+	enum fs_host_state state;
+	char cause[512];
+	struct fs_hello facts;
+	struct fs_job_list jobs;
+	uint32_t outstanding;
+	double rtt_ms, speed_ms; /* speed: moving mean of encode times, 0 = unknown */
+	uint64_t encodes, errors, bytes_up, bytes_down;
+	int64_t since;
+	bool kicked; /* somebody asked for it while it was down: try now */
+};
+
+struct fs_vision {
+	pthread_mutex_t lock;
+	struct fs_host hosts[FS_VISION_MAX_HOSTS];
+	size_t n_hosts, n_started;
+	struct fs_job_list parked;
+	size_t n_jobs, job_bytes;
+	uint32_t next_id;
+	atomic_bool stopping;
+	bool destroyed; /* by its owner; jobs whose owners are slower keep it until they are gone */
+	char lease[65];
+	char fingerprint[33]; /* wanted, or of the first host that came up; "" = not known yet */
+	char fingerprint_of[128]; /* the host that set it; "" = the configuration */
+	struct fs_vision_opts o; /* pointers inside are not used after create */
+};
+
+/* ---- job.c ---- */
+
+void fs_jobs_append(struct fs_job_list *l, struct fs_vision_job *j);
+void fs_jobs_remove(struct fs_job_list *l, struct fs_vision_job *j);
+/* First end wins. Wakes the waiter, and the host's thread, which takes it off its list. */
+void fs_job_end_locked(struct fs_vision_job *j, int rc, const char *fmt, ...) FS_PRINTF(3, 4);
+void fs_job_unref_locked(struct fs_vision_job *j);
+/* By the host's thread: takes a job off its list, lost through the host's fault. Goes to another host, waits, or ends. */
+void fs_job_lost_locked(struct fs_vision_job *j, bool same_host_may_retry, const char *why);
+/* By the host's thread: off its list and back to the waiting ones, at no cost to it: it was not sent. */
+void fs_job_unassign_locked(struct fs_vision_job *j);
+/* By the host's thread: all rows are here. Checks them and ends the job. */
+void fs_job_complete(struct fs_vision_job *j);
+
+/* ---- vision.c ---- */
+
+/* The host that should do it now; NULL = none is up. except may be NULL. */
+struct fs_host *fs_vision_pick_locked(struct fs_vision *v, size_t picture_bytes, const struct fs_host *except);
+/* Gives parked jobs to hosts, or ends them when no host is left to hope for. After every change of a host's state. */
+void fs_vision_review_locked(struct fs_vision *v);
+bool fs_vision_hope_locked(const struct fs_vision *v, bool *starting);
+/* "<host>: <cause>; <host>: <cause>" */
+void fs_vision_causes_locked(const struct fs_vision *v, char *out, size_t cap);
+/* After destroy, when the last job is gone. */
+void fs_vision_free(struct fs_vision *v);
+void fs_vision_assign_locked(struct fs_host *h, struct fs_vision_job *j);
+
+/* ---- host.c ---- */
+
+void *fs_host_run(void *host);
+void fs_host_set_state_locked(struct fs_host *h, enum fs_host_state state, const char *cause);
+/* What the link calls for each frame that is not DATA of a known job. Negative ends the connection. */
+int fs_host_frame(struct fs_host *h, struct fs_link *l, const struct fs_frame *f, struct fs_errbuf *e);
+
+/* ---- link.c: all of the host's thread ---- */
+
+struct fs_link {
+	struct fs_host *h;
+	struct fs_ssh *ssh;
+	struct fs_buf control; /* frames that go before any DATA */
+	uint8_t *out;	       /* pinned until it is all written: libssh2 remembers it */
+	size_t out_n, out_at;
+	uint8_t head[FS_FRAME_HEADER];
+	size_t head_n;
+	struct fs_frame in;
+	struct fs_vision_job *in_job; /* whose DATA is being received, straight into its rows; NULL = into scratch */
+	uint8_t *scratch;	      /* [FS_FRAME_MAX] */
+	size_t in_at;
+	int64_t last_alive;
+	size_t last_unsent;
+	uint64_t up, down; /* bytes since they were last added to the host's */
+	bool hello_seen, uploading;
+};
+int fs_link_init(struct fs_link *l, struct fs_host *h, struct fs_ssh *ssh, struct fs_errbuf *e);
+void fs_link_finish(struct fs_link *l);
+int fs_link_queue(struct fs_link *l, uint8_t type, uint32_t id, const void *payload, size_t n, struct fs_errbuf *e);
+/* Each moves what can be moved now, within a bound; *moved says whether anything was. */
+int fs_link_send(struct fs_link *l, bool *moved, struct fs_errbuf *e);
+int fs_link_receive(struct fs_link *l, bool *moved, struct fs_errbuf *e);
+bool fs_link_wants_write(const struct fs_link *l);
+/* The job leaves the list: DATA of it that is half here goes to scratch. */
+void fs_link_forget(struct fs_link *l, const struct fs_vision_job *j);
+
+#endif

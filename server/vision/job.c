@@ -1,0 +1,344 @@
+/*
+ * job: one picture on its way to rows. Made and waited for by a request's thread, worked on by the thread of the host it is given to. A
+ * cancel ends it at once for its waiter; the host's thread then tells the host and lets go of it. It refuses empty and oversized
+ * pictures and more jobs than the limits allow.
+ */
+#include "server/vision/internal.h"
+
+#include "common/gguf/gguf.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+void fs_jobs_append(struct fs_job_list *l, struct fs_vision_job *j)
+{
+	j->next = NULL;
+	j->prev = l->last;
+	*(l->last ? &l->last->next : &l->first) = j;
+	l->last = j;
+}
+
+void fs_jobs_remove(struct fs_job_list *l, struct fs_vision_job *j)
+{
+	*(j->prev ? &j->prev->next : &l->first) = j->next;
+	*(j->next ? &j->next->prev : &l->last) = j->prev;
+	j->prev = j->next = NULL;
+}
+
+void fs_job_unref_locked(struct fs_vision_job *j)
+{
+	if (--j->refs > 0)
+		return;
+	j->v->n_jobs--;
+	j->v->job_bytes -= j->n;
+	fs_rows_unref(j->rows);
+	fs_cancel_unref(j->cancel);
+	pthread_cond_destroy(&j->cond);
+	free(j->bytes);
+	free(j->data);
+	free(j);
+}
+
+void fs_job_end_locked(struct fs_vision_job *j, int rc, const char *fmt, ...)
+{
+	if (j->done)
+		return;
+	j->done = true;
+	j->rc = rc;
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(j->err.text, sizeof(j->err.text), fmt, ap);
+	va_end(ap);
+	if (j->host) {
+		fs_wake(j->host->wake);
+	} else {
+		fs_jobs_remove(&j->v->parked, j);
+		fs_job_unref_locked(j); /* the list's; its owner's is still there */
+	}
+	pthread_cond_broadcast(&j->cond);
+}
+
+static void leave_host_locked(struct fs_vision_job *j)
+{
+	struct fs_host *h = j->host;
+	fs_jobs_remove(&h->jobs, j);
+	h->outstanding--;
+	j->host = NULL;
+	j->stage = FS_JOB_WAITING;
+	j->id = 0;
+	free(j->data);
+	j->data = NULL;
+}
+
+void fs_job_unassign_locked(struct fs_vision_job *j)
+{
+	leave_host_locked(j);
+	if (j->done) {
+		fs_job_unref_locked(j);
+		return;
+	}
+	fs_jobs_append(&j->v->parked, j);
+}
+
+void fs_job_lost_locked(struct fs_vision_job *j, bool same_host_may_retry, const char *why)
+{
+	struct fs_host *h = j->host;
+	struct fs_vision *v = j->v;
+	leave_host_locked(j);
+	if (j->done) {
+		fs_job_unref_locked(j);
+		return;
+	}
+	h->errors++;
+	snprintf(j->err.text, sizeof(j->err.text), "%.120s: %.380s", h->name, why);
+	struct fs_host *other = ++j->tries > FS_VISION_MAX_RETRIES ? NULL : fs_vision_pick_locked(v, j->n, h);
+	if (other) {
+		fs_vision_assign_locked(other, j);
+		return;
+	}
+	int64_t now = fs_now();
+	j->park_until = now + (v->o.connect_timeout_ms + FS_VISION_LOST_EXTRA_MS) * FS_MS;
+	j->not_before = now + FS_VISION_RETRY_PAUSE_MS * FS_MS;
+	fs_jobs_append(&v->parked, j);
+	if (!same_host_may_retry || j->tries > FS_VISION_MAX_RETRIES) {
+		char text[sizeof(j->err.text)];
+		memcpy(text, j->err.text, sizeof(text));
+		fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", text);
+		return;
+	}
+	pthread_cond_broadcast(&j->cond); /* its waiter minds the two times */
+}
+
+/* ---- rows ---- */
+
+#ifdef __x86_64__
+__attribute__((target("avx,f16c"))) static size_t widen_f16c(const uint16_t *in, float *out, size_t n)
+{
+	size_t i = 0;
+	for (; i + 8 <= n; i += 8) /* reads before it writes: the output may overtake the input only behind its reading point */
+		_mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(in + i))));
+	return i;
+}
+#endif
+
+/* n halves in the second half of the buffer to n floats in all of it, front to back in place. */
+static void widen(uint8_t *data, size_t n)
+{
+	float *out = (float *)(void *)data;
+	const uint16_t *in = (const uint16_t *)(const void *)(data + n * sizeof(uint16_t));
+	size_t i = 0;
+#ifdef __x86_64__
+	if (__builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c"))
+		i = widen_f16c(in, out, n);
+#endif
+	for (; i < n; i++) {
+		uint16_t h;
+		memcpy(&h, in + i, sizeof(h));
+		float f = fs_f16_to_f32(h);
+		memcpy(out + i, &f, sizeof(f));
+	}
+}
+
+void fs_job_complete(struct fs_vision_job *j)
+{
+	struct fs_vision *v = j->v;
+	struct fs_host *h = j->host;
+	const struct fs_rows_shape *s = &j->head.shape;
+	size_t n = (size_t)s->n_tokens * (size_t)s->n_embd;
+	struct fs_rows *rows = NULL;
+	struct fs_errbuf e = {""};
+	if (j->head.dtype == FS_WIRE_F16)
+		widen(j->data, n);
+	int rc = fs_rows_check_finite((const float *)(const void *)j->data, n, &e);
+	if (!rc) {
+		rc = fs_rows_create(s, (float *)(void *)j->data, j->key, &rows);
+		j->data = NULL; /* taken over, on failure too */
+	}
+	pthread_mutex_lock(&v->lock);
+	if (rc) {
+		fs_job_lost_locked(j, false, *e.text ? e.text : "out of memory");
+		pthread_mutex_unlock(&v->lock);
+		return;
+	}
+	snprintf(rows->host, sizeof(rows->host), "%.63s", h->name);
+	rows->encode_ms = j->head.encode_us / 1000.0;
+	rows->queue_ms = j->head.queue_us / 1000.0;
+	rows->total_ms = (double)(fs_now() - j->submitted) / (double)FS_MS;
+	h->encodes++;
+	h->speed_ms = h->speed_ms > 0 ? 0.8 * h->speed_ms + 0.2 * rows->encode_ms : rows->encode_ms;
+	leave_host_locked(j);
+	if (!j->done) {
+		j->done = true;
+		j->rc = FS_OK;
+		j->rows = rows;
+		pthread_cond_broadcast(&j->cond);
+	} else {
+		fs_rows_unref(rows);
+	}
+	fs_job_unref_locked(j);
+	pthread_mutex_unlock(&v->lock);
+}
+
+/* ---- the owner's side ---- */
+
+static void on_cancel(void *arg)
+{
+	struct fs_vision_job *j = arg;
+	pthread_mutex_lock(&j->v->lock);
+	fs_job_end_locked(j, FS_ECANCELLED, "cancelled");
+	pthread_mutex_unlock(&j->v->lock);
+}
+
+static int admit_locked(struct fs_vision *v, size_t n, struct fs_errbuf *e)
+{
+	if (atomic_load(&v->stopping))
+		return fs_fail(e, FS_EUNAVAILABLE, "the server is shutting down");
+	if (v->n_jobs >= FS_VISION_MAX_JOBS || v->job_bytes + n > FS_VISION_MAX_JOB_BYTES)
+		return fs_fail(e, FS_ELIMIT, "too many pictures are being encoded");
+	struct fs_host *h = fs_vision_pick_locked(v, n, NULL);
+	bool starting;
+	if (h || fs_vision_hope_locked(v, &starting))
+		return FS_OK;
+	for (size_t i = 0; i < v->n_hosts; i++)
+		if (v->hosts[i].state == FS_HOST_UP)
+			return fs_fail(e, FS_ELIMIT, "%.120s takes pictures of at most %lld bytes", v->hosts[i].name,
+				(long long)v->hosts[i].facts.max_picture_bytes);
+	char text[480];
+	fs_vision_causes_locked(v, text, sizeof(text));
+	for (size_t i = 0; i < v->n_hosts; i++) {
+		v->hosts[i].kicked = true; /* refused now, but the next one may find it up */
+		fs_wake(v->hosts[i].wake);
+	}
+	return fs_fail(e, FS_EUNAVAILABLE, "%s", text);
+}
+
+static struct fs_vision_job *create(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32],
+	const struct fs_encode_params *p, struct fs_cancel *cancel)
+{
+	struct fs_vision_job *j = calloc(1, sizeof(*j));
+	uint8_t *copy = malloc(n);
+	if (!j || !copy || fs_cond_init(&j->cond)) {
+		free(j);
+		free(copy);
+		return NULL;
+	}
+	memcpy(copy, bytes, n);
+	j->v = v;
+	j->refs = 2; /* the owner's and the list's */
+	j->cancel = fs_cancel_ref(cancel);
+	j->hook = (struct fs_cancel_hook){.fn = on_cancel, .arg = j};
+	j->bytes = copy;
+	j->n = n;
+	memcpy(j->key, key, sizeof(j->key));
+	if (p)
+		j->params = *p;
+	j->submitted = fs_now();
+	int64_t own = j->submitted + v->o.encode_timeout_ms * FS_MS;
+	j->deadline = FS_MIN(own, fs_cancel_deadline(cancel));
+	j->park_until = j->submitted + v->o.connect_timeout_ms * FS_MS;
+	return j;
+}
+
+int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32], const struct fs_encode_params *p,
+	struct fs_cancel *cancel, struct fs_vision_job **out, struct fs_errbuf *e)
+{
+	if (n == 0 || n > FS_PICTURE_MAX)
+		return fs_fail(e, FS_EINVAL, "a picture of %zu bytes; 1 to %zu are possible", n, FS_PICTURE_MAX);
+	if (fs_cancelled(cancel))
+		return fs_fail(e, FS_ECANCELLED, "cancelled");
+	struct fs_vision_job *j = create(v, bytes, n, key, p, cancel);
+	if (!j)
+		return fs_fail(e, FS_ENOMEM, "out of memory");
+	pthread_mutex_lock(&v->lock);
+	int rc = admit_locked(v, n, e);
+	v->n_jobs++;
+	v->job_bytes += n;
+	if (rc) {
+		j->refs = 1;
+		fs_job_unref_locked(j);
+	} else {
+		fs_jobs_append(&v->parked, j);
+		fs_vision_review_locked(v);
+	}
+	pthread_mutex_unlock(&v->lock);
+	if (rc)
+		return rc;
+	if (!fs_cancel_listen(cancel, &j->hook))
+		on_cancel(j); /* it fired in between */
+	*out = j;
+	return FS_OK;
+}
+
+/* When a parked job's waiter must look again. */
+static int64_t parked_until_locked(struct fs_vision_job *j)
+{
+	bool starting = false;
+	fs_vision_hope_locked(j->v, &starting);
+	int64_t now = fs_now();
+	if (now < j->not_before)
+		return j->not_before;
+	/* an encoder that is being started may take as long as the job may */
+	int64_t until = starting ? j->deadline : FS_MIN(j->park_until, j->deadline);
+	if (now < until)
+		return until;
+	if (j->tries) {
+		char text[sizeof(j->err.text)];
+		memcpy(text, j->err.text, sizeof(text));
+		fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", text);
+	} else {
+		char text[480];
+		fs_vision_causes_locked(j->v, text, sizeof(text));
+		fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", text);
+	}
+	return now;
+}
+
+int fs_vision_wait(struct fs_vision_job *j, struct fs_rows **rows, struct fs_errbuf *e)
+{
+	struct fs_vision *v = j->v;
+	pthread_mutex_lock(&v->lock);
+	while (!j->done) {
+		int64_t until = j->deadline;
+		if (!j->host && fs_now() >= j->not_before)
+			fs_vision_review_locked(v);
+		if (!j->done && !j->host)
+			until = FS_MIN(until, parked_until_locked(j));
+		if (!j->done && fs_now() < until)
+			fs_cond_wait_until(&j->cond, &v->lock, until);
+		if (j->done)
+			break;
+		bool late = fs_now() >= j->deadline;
+		pthread_mutex_unlock(&v->lock);
+		bool cancelled = fs_cancelled(j->cancel); /* also fires a passed deadline, whose hook ends the job */
+		pthread_mutex_lock(&v->lock);
+		if (late && !cancelled)
+			fs_job_end_locked(j, FS_ETIMEOUT, "%.120s: the picture was not encoded within %d s",
+				j->host ? j->host->name : "vision", v->o.encode_timeout_ms / 1000);
+	}
+	int rc = j->rc;
+	if (rc == FS_OK)
+		*rows = fs_rows_ref(j->rows);
+	else
+		fs_fail(e, rc, "%s", j->err.text);
+	pthread_mutex_unlock(&v->lock);
+	return rc;
+}
+
+void fs_vision_job_destroy(struct fs_vision_job *j)
+{
+	if (!j)
+		return;
+	struct fs_vision *v = j->v;
+	fs_cancel_unlisten(j->cancel, &j->hook);
+	pthread_mutex_lock(&v->lock);
+	fs_job_end_locked(j, FS_ECANCELLED, "cancelled");
+	fs_job_unref_locked(j);
+	bool last = v->destroyed && v->n_jobs == 0;
+	pthread_mutex_unlock(&v->lock);
+	if (last)
+		fs_vision_free(v);
+}

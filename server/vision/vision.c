@@ -1,0 +1,247 @@
+/*
+ * vision: the hosts together: creation and end, which host does a picture, what waits and what is refused. Its functions run on callers'
+ * threads and on the hosts'; the lock guards all of it.
+ */
+#include "server/vision/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+const char *fs_host_state_name(enum fs_host_state s)
+{
+	static const char *const names[] = {"connecting", "starting", "up", "down"};
+	return (size_t)s < FS_ARRAY_LEN(names) ? names[s] : "unknown";
+}
+
+/* ---- choice ---- */
+
+/* Expected wait: work that is there and this picture, by the host's measured speed; a host without one counts as the fastest. */
+static double score_locked(const struct fs_host *h, double fastest)
+{
+	return (h->outstanding + 1) * (h->speed_ms > 0 ? h->speed_ms : fastest);
+}
+
+struct fs_host *fs_vision_pick_locked(struct fs_vision *v, size_t picture_bytes, const struct fs_host *except)
+{
+	struct fs_host *best = NULL;
+	double fastest = 0;
+	for (size_t i = 0; i < v->n_hosts; i++)
+		if (v->hosts[i].speed_ms > 0 && (fastest <= 0 || v->hosts[i].speed_ms < fastest))
+			fastest = v->hosts[i].speed_ms;
+	if (fastest <= 0)
+		fastest = 1;
+	for (size_t i = 0; i < v->n_hosts; i++) {
+		struct fs_host *h = &v->hosts[i];
+		int64_t max = h->facts.max_picture_bytes;
+		if (h->state != FS_HOST_UP || h == except || (max > 0 && picture_bytes > (uint64_t)max))
+			continue;
+		double d = best ? score_locked(h, fastest) - score_locked(best, fastest) : -1;
+		if (d < 0 || (d <= 0 && h->encodes < best->encodes))
+			best = h;
+	}
+	return best;
+}
+
+void fs_vision_assign_locked(struct fs_host *h, struct fs_vision_job *j)
+{
+	j->host = h;
+	j->stage = FS_JOB_WAITING;
+	h->outstanding++;
+	fs_jobs_append(&h->jobs, j);
+	fs_wake(h->wake);
+}
+
+/* Whether a host may come up soon: its first attempt, or the first one after a loss, is going on, or its encoder starts. */
+bool fs_vision_hope_locked(const struct fs_vision *v, bool *starting)
+{
+	bool hope = false;
+	*starting = false;
+	for (size_t i = 0; i < v->n_hosts; i++) {
+		hope = hope || v->hosts[i].state == FS_HOST_CONNECTING;
+		*starting = *starting || v->hosts[i].state == FS_HOST_STARTING;
+	}
+	return hope || *starting;
+}
+
+void fs_vision_causes_locked(const struct fs_vision *v, char *out, size_t cap)
+{
+	size_t n = 0;
+	out[0] = '\0';
+	for (size_t i = 0; i < v->n_hosts && n < cap; i++) {
+		const struct fs_host *h = &v->hosts[i];
+		const char *cause = *h->cause ? h->cause : h->state == FS_HOST_CONNECTING ? "still connecting" : fs_host_state_name(h->state);
+		int r = snprintf(out + n, cap - n, "%s%s: %s", n ? "; " : "", h->name, cause);
+		n += r > 0 ? (size_t)r : 0;
+	}
+}
+
+void fs_vision_review_locked(struct fs_vision *v)
+{
+	bool starting, hope = fs_vision_hope_locked(v, &starting);
+	int64_t now = fs_now();
+	for (struct fs_vision_job *j = v->parked.first, *next; j; j = next) {
+		next = j->next;
+		struct fs_host *h = now >= j->not_before ? fs_vision_pick_locked(v, j->n, NULL) : NULL;
+		if (h) {
+			fs_jobs_remove(&v->parked, j);
+			fs_vision_assign_locked(h, j);
+		} else if (!hope && j->tries == 0) {
+			char text[480];
+			fs_vision_causes_locked(v, text, sizeof(text));
+			fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", text);
+		} else {
+			pthread_cond_broadcast(&j->cond); /* its times may have changed */
+		}
+	}
+}
+
+/* ---- life ---- */
+
+static int copy_text(const char **dst, const char *src, struct fs_errbuf *e)
+{
+	*dst = src ? strdup(src) : NULL;
+	return src && !*dst ? fs_fail(e, FS_ENOMEM, "out of memory") : FS_OK;
+}
+
+static int init_host(struct fs_vision *v, const struct fs_vision_host_opts *o, struct fs_errbuf *e)
+{
+	struct fs_host *h = &v->hosts[v->n_hosts];
+	h->v = v;
+	h->wake = -1;
+	h->state = FS_HOST_CONNECTING;
+	h->since = fs_now();
+	v->n_hosts++; /* from here on destroy frees what is there */
+	if (!o->host || !*o->host)
+		return fs_fail(e, FS_EINVAL, "a vision host has no name");
+	snprintf(h->name, sizeof(h->name), "%s", o->host);
+	h->ssh.port = o->port;
+	int rc;
+	if ((rc = copy_text(&h->ssh.host, o->host, e)) || (rc = copy_text(&h->ssh.identity, o->identity, e)) ||
+		(rc = copy_text(&h->ssh.known_hosts, o->known_hosts, e)) || (rc = copy_text(&h->ssh.config_file, o->config_file, e)) ||
+		(rc = copy_text(&h->ssh.command, o->command, e)))
+		return rc;
+	struct fs_ssh_target target; /* what is wrong in the configuration shows now, not at the first picture */
+	if ((rc = fs_ssh_resolve(&h->ssh, &target, e)))
+		return fs_fail_prefix(e, rc, "vision host %s", h->name);
+	h->wake = fs_wake_open();
+	return h->wake < 0 ? fs_fail_errno(e, FS_EIO, "can not open an eventfd") : FS_OK;
+}
+
+static int random_lease(char lease[65], struct fs_errbuf *e)
+{
+	uint8_t raw[16];
+	if (getrandom(raw, sizeof(raw), 0) != (ssize_t)sizeof(raw))
+		return fs_fail_errno(e, FS_EIO, "can not get random bytes");
+	for (size_t i = 0; i < sizeof(raw); i++)
+		snprintf(lease + 2 * i, 3, "%02x", raw[i]);
+	return FS_OK;
+}
+
+static void put_defaults(struct fs_vision_opts *o)
+{
+	o->connect_timeout_ms = o->connect_timeout_ms > 0 ? o->connect_timeout_ms : 3000;
+	o->ping_interval_ms = o->ping_interval_ms > 0 ? o->ping_interval_ms : 5000;
+	o->dead_after_ms = o->dead_after_ms > 0 ? o->dead_after_ms : 15000;
+	o->encode_timeout_ms = o->encode_timeout_ms > 0 ? o->encode_timeout_ms : 300000;
+}
+
+int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e)
+{
+	if (o->n_hosts < 1 || o->n_hosts > FS_VISION_MAX_HOSTS)
+		return fs_fail(e, FS_EINVAL, "%zu vision hosts are named; 1 to %d are possible", o->n_hosts, FS_VISION_MAX_HOSTS);
+	if (o->fingerprint && strlen(o->fingerprint) >= sizeof((*out)->fingerprint))
+		return fs_fail(e, FS_EINVAL, "the fingerprint of the mmproj is too long");
+	struct fs_vision *v = calloc(1, sizeof(*v));
+	if (!v)
+		return fs_fail(e, FS_ENOMEM, "out of memory");
+	pthread_mutex_init(&v->lock, NULL);
+	v->o = *o;
+	put_defaults(&v->o);
+	snprintf(v->fingerprint, sizeof(v->fingerprint), "%s", o->fingerprint ? o->fingerprint : "");
+	int rc = fs_ssh_init(e);
+	if (!rc)
+		rc = random_lease(v->lease, e);
+	for (size_t i = 0; i < o->n_hosts && !rc; i++)
+		rc = init_host(v, &o->hosts[i], e);
+	for (size_t i = 0; i < v->n_hosts && !rc; i++) {
+		char name[16];
+		snprintf(name, sizeof(name), "fs-host-%zu", i);
+		rc = fs_thread_start(&v->hosts[i].thread, name, fs_host_run, &v->hosts[i], e);
+		v->n_started += rc == FS_OK;
+	}
+	if (rc) {
+		fs_vision_destroy(v);
+		return rc;
+	}
+	*out = v;
+	return FS_OK;
+}
+
+void fs_vision_destroy(struct fs_vision *v)
+{
+	if (!v)
+		return;
+	atomic_store(&v->stopping, true);
+	pthread_mutex_lock(&v->lock);
+	for (size_t i = 0; i < v->n_started; i++) {
+		for (struct fs_vision_job *j = v->hosts[i].jobs.first; j; j = j->next)
+			fs_job_end_locked(j, FS_EUNAVAILABLE, "the server is shutting down");
+		fs_wake(v->hosts[i].wake);
+	}
+	while (v->parked.first)
+		fs_job_end_locked(v->parked.first, FS_EUNAVAILABLE, "the server is shutting down");
+	pthread_mutex_unlock(&v->lock);
+	for (size_t i = 0; i < v->n_started; i++)
+		pthread_join(v->hosts[i].thread, NULL);
+	pthread_mutex_lock(&v->lock);
+	v->destroyed = true;
+	bool last = v->n_jobs == 0; /* else the owner of the last job frees it */
+	pthread_mutex_unlock(&v->lock);
+	if (last)
+		fs_vision_free(v);
+}
+
+void fs_vision_free(struct fs_vision *v)
+{
+	for (size_t i = 0; i < v->n_hosts; i++) {
+		struct fs_host *h = &v->hosts[i];
+		if (h->wake >= 0)
+			close(h->wake);
+		free((char *)h->ssh.host);
+		free((char *)h->ssh.identity);
+		free((char *)h->ssh.known_hosts);
+		free((char *)h->ssh.config_file);
+		free((char *)h->ssh.command);
+	}
+	pthread_mutex_destroy(&v->lock);
+	free(v);
+}
+
+size_t fs_vision_status(struct fs_vision *v, struct fs_host_status *out, size_t cap)
+{
+	pthread_mutex_lock(&v->lock);
+	size_t n = FS_MIN(v->n_hosts, cap);
+	for (size_t i = 0; i < n; i++) {
+		const struct fs_host *h = &v->hosts[i];
+		struct fs_host_status *s = &out[i];
+		*s = (struct fs_host_status){.state = h->state,
+			.min_tokens = h->facts.min_tokens,
+			.max_tokens = h->facts.max_tokens,
+			.rtt_ms = h->rtt_ms,
+			.encodes = h->encodes,
+			.errors = h->errors,
+			.bytes_up = h->bytes_up,
+			.bytes_down = h->bytes_down,
+			.outstanding = h->outstanding,
+			.since = h->since};
+		snprintf(s->host, sizeof(s->host), "%s", h->name);
+		snprintf(s->cause, sizeof(s->cause), "%s", h->cause);
+		snprintf(s->device, sizeof(s->device), "%s", h->facts.device);
+		snprintf(s->fingerprint, sizeof(s->fingerprint), "%s", h->facts.fingerprint);
+	}
+	pthread_mutex_unlock(&v->lock);
+	return n;
+}

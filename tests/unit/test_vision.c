@@ -1,0 +1,672 @@
+/*
+ * server/vision against fake_agent behind a real sshd: rows arrive whole and under the right request, faults become the right errors,
+ * lost work is done again, and a host that is away comes back by itself.
+ */
+#include "server/vision/vision.h"
+#include "tests/unit/sshd.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct test_sshd sshd, sshd2;
+static const char *agent;
+static int n_tests;
+
+/* One vision with its own command, log and name; fill o before start. */
+struct rig {
+	char command[1024], command2[1024], host[64], host2[64], log[256], once[256];
+	struct fs_vision_opts o;
+	struct fs_vision *v;
+};
+
+static void add_host(struct rig *r, const struct test_sshd *s, char *host, const char *command)
+{
+	snprintf(host, 64, "127.0.0.1:%d", s->port);
+	r->o.hosts[r->o.n_hosts++] = (struct fs_vision_host_opts){
+		.host = host, .identity = s->identity, .known_hosts = s->known_hosts, .config_file = s->ssh_config, .command = command};
+}
+
+/* args: knobs of the fake agent; %L in it is the log, %O the once-file. */
+static void expand(const struct rig *r, char *out, size_t cap, const char *args)
+{
+	size_t n = (size_t)snprintf(out, cap, "%s --log %s ", agent, r->log);
+	for (; *args; args++) {
+		if (args[0] == '%' && args[1] == 'O') {
+			n += (size_t)snprintf(out + n, cap - n, "%s", r->once);
+			args++;
+		} else {
+			out[n++] = *args;
+			out[n] = '\0';
+		}
+	}
+}
+
+static void prepare(struct rig *r, const char *args)
+{
+	memset(r, 0, sizeof(*r));
+	snprintf(r->log, sizeof(r->log), "%s/log%d", sshd.dir, ++n_tests);
+	snprintf(r->once, sizeof(r->once), "%s/once%d", sshd.dir, n_tests);
+	expand(r, r->command, sizeof(r->command), args);
+	r->o.n_embd = 8;
+	r->o.connect_timeout_ms = 20000; /* a loaded machine must not fail the tests that are not about it */
+	r->o.encode_timeout_ms = 60000;
+	add_host(r, &sshd, r->host, r->command);
+}
+
+static void start(struct rig *r)
+{
+	struct fs_errbuf e;
+	if (fs_vision_create(&r->o, &r->v, &e))
+		fail_msg("%s", e.text);
+}
+
+static void rig_up(struct rig *r, const char *args)
+{
+	prepare(r, args);
+	start(r);
+}
+
+static size_t count_log(const struct rig *r, const char *word)
+{
+	if (access(r->log, F_OK))
+		return 0;
+	char *text = test_read_file(r->log), *s = text;
+	size_t n = 0, len = strlen(word);
+	for (; s && *s; s = strchr(s, '\n') ? strchr(s, '\n') + 1 : NULL)
+		n += !strncmp(s, word, len) && s[len] == ' ';
+	free(text);
+	return n;
+}
+
+static void wait_log(const struct rig *r, const char *word, size_t n)
+{
+	int64_t until = fs_deadline_ms(20000);
+	while (count_log(r, word) < n) {
+		if (fs_now() > until)
+			fail_msg("the host never saw %zu x %s", n, word);
+		poll(NULL, 0, 2);
+	}
+}
+
+static void wait_state(const struct rig *r, size_t host, enum fs_host_state want)
+{
+	struct fs_host_status st[FS_VISION_MAX_HOSTS];
+	int64_t until = fs_deadline_ms(30000);
+	for (;;) {
+		assert_true(fs_vision_status(r->v, st, FS_VISION_MAX_HOSTS) > host);
+		if (st[host].state == want)
+			return;
+		if (fs_now() > until)
+			fail_msg("host is %s (%s), not %s", fs_host_state_name(st[host].state), st[host].cause, fs_host_state_name(want));
+		poll(NULL, 0, 2);
+	}
+}
+
+static const uint8_t key[32] = {1, 2, 3};
+
+static struct fs_vision_job *submit(struct rig *r, size_t n, uint8_t fill, struct fs_cancel *c)
+{
+	uint8_t *picture = malloc(n);
+	struct fs_vision_job *j = NULL;
+	struct fs_errbuf e;
+	memset(picture, fill, n);
+	int rc = fs_vision_submit(r->v, picture, n, key, NULL, c, &j, &e);
+	free(picture);
+	if (rc)
+		fail_msg("%s: %s", fs_err_name(rc), e.text);
+	return j;
+}
+
+/* The rule of fake_agent's rows. */
+static void check_rows(const struct fs_rows *rows, size_t picture_n, uint8_t fill)
+{
+	size_t n = (size_t)rows->shape.n_tokens * (size_t)rows->shape.n_embd;
+	uint64_t sum = (uint64_t)picture_n * fill;
+	for (size_t i = 0; i < n; i++)
+		if (memcmp(&rows->data[i], &(float){(float)((sum + i) % 1000) / 8.0f}, sizeof(float)))
+			fail_msg("element %zu is %g", i, (double)rows->data[i]);
+	assert_memory_equal(rows->key, key, sizeof(key));
+}
+
+static void good_encode(struct rig *r, size_t n, uint8_t fill)
+{
+	struct fs_vision_job *j = submit(r, n, fill, NULL);
+	struct fs_rows *rows = NULL;
+	struct fs_errbuf e;
+	int rc = fs_vision_wait(j, &rows, &e);
+	if (rc)
+		fail_msg("%s: %s", fs_err_name(rc), e.text);
+	check_rows(rows, n, fill);
+	fs_rows_unref(rows);
+	fs_vision_job_destroy(j);
+}
+
+/* From submission to the end, wherever it is refused. */
+static void bad_encode(struct rig *r, int err, const char *want)
+{
+	struct fs_vision_job *j = NULL;
+	struct fs_rows *rows = NULL;
+	struct fs_errbuf e = {""};
+	int rc = fs_vision_submit(r->v, "picture", 7, key, NULL, NULL, &j, &e);
+	if (!rc)
+		rc = fs_vision_wait(j, &rows, &e);
+	if (rc != err || !strstr(e.text, want))
+		fail_msg("got %s \"%s\", want %s with \"%s\"", fs_err_name(rc), e.text, fs_err_name(err), want);
+	fs_vision_job_destroy(j);
+}
+
+/* ---- work ---- */
+
+static void rows_arrive_as_f32(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--rows 1024 --embd 8");
+	good_encode(&r, 200000, 3); /* submitted while the first attempt goes on */
+	good_encode(&r, 1, 255);
+	struct fs_host_status st;
+	assert_int_equal(fs_vision_status(r.v, &st, 1), 1);
+	assert_int_equal(st.state, FS_HOST_UP);
+	assert_int_equal(st.encodes, 2);
+	assert_int_equal(st.errors, 0);
+	assert_int_equal(st.outstanding, 0);
+	assert_string_equal(st.device, "fake");
+	assert_int_equal(st.max_tokens, 1000);
+	fs_vision_destroy(r.v);
+	wait_log(&r, "bye", 1);
+}
+
+static void large_rows_arrive(void **state)
+{
+	struct rig r;
+	prepare(&r, "--rows 1024 --embd 2560");
+	r.o.n_embd = 2560;
+	start(&r);
+	good_encode(&r, 3 << 20, 7);
+	fs_vision_destroy(r.v);
+}
+
+static void rows_arrive_as_f16(void **state)
+{
+	struct rig r;
+	prepare(&r, "--rows 1023 --embd 9");
+	r.o.n_embd = 9; /* odd: a tail behind the vectors */
+	r.o.f16 = true;
+	start(&r);
+	good_encode(&r, 5000, 11);
+	fs_vision_destroy(r.v);
+}
+
+static void facts_of_an_encode_are_told(void **state)
+{
+	struct rig r;
+	rig_up(&r, "");
+	struct fs_vision_job *j = submit(&r, 10, 1, NULL);
+	struct fs_rows *rows = NULL;
+	struct fs_errbuf e;
+	assert_int_equal(fs_vision_wait(j, &rows, &e), FS_OK);
+	assert_string_equal(rows->host, r.host);
+	assert_true(rows->encode_ms > 1.4 && rows->encode_ms < 1.6);
+	assert_true(rows->queue_ms > 0.4 && rows->queue_ms < 0.6);
+	assert_true(rows->total_ms > 0);
+	assert_int_equal(rows->shape.nx, 4);
+	fs_vision_job_destroy(j); /* rows outlive the job */
+	check_rows(rows, 10, 1);
+	fs_rows_unref(rows);
+	fs_vision_destroy(r.v);
+}
+
+static void answers_find_their_requests(void **state)
+{
+	enum { N = 12 };
+	struct rig r;
+	rig_up(&r, "--rows 20000 --delay 50 --slow-first"); /* ten chunks each, interleaved, the first one last */
+	struct fs_vision_job *j[N];
+	for (int i = 0; i < N; i++)
+		j[i] = submit(&r, 100000 + (size_t)i, (uint8_t)(i + 1), NULL);
+	for (int i = 0; i < N; i++) {
+		struct fs_rows *rows = NULL;
+		struct fs_errbuf e;
+		assert_int_equal(fs_vision_wait(j[i], &rows, &e), FS_OK);
+		check_rows(rows, 100000 + (size_t)i, (uint8_t)(i + 1));
+		fs_rows_unref(rows);
+		fs_vision_job_destroy(j[i]);
+	}
+	fs_vision_destroy(r.v);
+}
+
+/* ---- cancel ---- */
+
+struct firing {
+	struct rig *r;
+	struct fs_cancel *c;
+};
+static void *fire_when_encoding(void *arg)
+{
+	struct firing *f = arg;
+	wait_log(f->r, "enc", 1);
+	fs_cancel_fire(f->c, FS_CANCEL_CLIENT);
+	return NULL;
+}
+
+static void cancel_ends_the_wait_and_tells_the_host(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--delay 600000 --slow-first");
+	struct fs_cancel *c = fs_cancel_create(FS_NEVER);
+	struct fs_vision_job *j = submit(&r, 10, 1, c);
+	struct firing f = {&r, c};
+	pthread_t t;
+	struct fs_errbuf e;
+	struct fs_rows *rows = NULL;
+	assert_int_equal(fs_thread_start(&t, "fire", fire_when_encoding, &f, &e), FS_OK);
+	assert_int_equal(fs_vision_wait(j, &rows, &e), FS_ECANCELLED);
+	pthread_join(t, NULL);
+	fs_vision_job_destroy(j);
+	fs_cancel_unref(c);
+	wait_log(&r, "cancel", 1);
+	good_encode(&r, 20, 2);
+	fs_vision_destroy(r.v);
+}
+
+static void fired_tokens_and_deadlines_end_it(void **state)
+{
+	struct rig r;
+	struct fs_errbuf e;
+	struct fs_vision_job *j = NULL;
+	struct fs_rows *rows = NULL;
+	rig_up(&r, "--hang");
+	struct fs_cancel *c = fs_cancel_create(FS_NEVER);
+	fs_cancel_fire(c, FS_CANCEL_CLIENT);
+	assert_int_equal(fs_vision_submit(r.v, "x", 1, key, NULL, c, &j, &e), FS_ECANCELLED);
+	fs_cancel_unref(c);
+	c = fs_cancel_create(fs_deadline_ms(50));
+	j = submit(&r, 5, 1, c);
+	assert_int_equal(fs_vision_wait(j, &rows, &e), FS_ECANCELLED);
+	assert_int_equal(fs_cancel_cause(c), FS_CANCEL_DEADLINE);
+	fs_vision_job_destroy(j);
+	fs_cancel_unref(c);
+	fs_vision_destroy(r.v);
+}
+
+static void encode_timeout_is_its_own_error(void **state)
+{
+	struct rig r;
+	prepare(&r, "--hang");
+	r.o.encode_timeout_ms = 1000;
+	start(&r);
+	wait_state(&r, 0, FS_HOST_UP);
+	bad_encode(&r, FS_ETIMEOUT, "was not encoded within 1 s");
+	wait_log(&r, "cancel", 1);
+	fs_vision_destroy(r.v);
+}
+
+static void destroyed_jobs_are_cancelled(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--hang");
+	struct fs_vision_job *j = submit(&r, 5, 1, NULL);
+	wait_log(&r, "enc", 1);
+	fs_vision_job_destroy(j);
+	wait_log(&r, "cancel", 1);
+	fs_vision_destroy(r.v);
+}
+
+static void *wait_for_the_end(void *arg)
+{
+	struct fs_rows *rows = NULL;
+	struct fs_errbuf e;
+	int rc = fs_vision_wait(arg, &rows, &e);
+	fs_vision_job_destroy(arg);
+	return (void *)(intptr_t)rc;
+}
+
+static void destroy_ends_waiting_jobs(void **state)
+{
+	struct rig r;
+	struct fs_errbuf e;
+	rig_up(&r, "--hang");
+	struct fs_vision_job *j = submit(&r, 5, 1, NULL);
+	wait_log(&r, "enc", 1);
+	pthread_t t;
+	void *rc;
+	assert_int_equal(fs_thread_start(&t, "wait", wait_for_the_end, j, &e), FS_OK);
+	fs_vision_destroy(r.v);
+	pthread_join(t, &rc);
+	assert_int_equal((int)(intptr_t)rc, FS_EUNAVAILABLE);
+}
+
+/* ---- faults ---- */
+
+static void refused_pictures_are_the_pictures_fault(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--refuse 4 'truncated JPEG'"); /* FS_EFORMAT */
+	bad_encode(&r, FS_EINVAL, "truncated JPEG");
+	assert_int_equal(count_log(&r, "enc"), 1);
+	struct fs_host_status st;
+	fs_vision_status(r.v, &st, 1);
+	assert_int_equal(st.state, FS_HOST_UP);
+	fs_vision_destroy(r.v);
+}
+
+static void encoder_trouble_is_tried_again(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--refuse 7 'the encoder died' --once %O"); /* FS_EUNAVAILABLE, the first time */
+	good_encode(&r, 9, 9);
+	assert_int_equal(count_log(&r, "enc"), 2);
+	fs_vision_destroy(r.v);
+
+	rig_up(&r, "--refuse 7 'the encoder died'");
+	bad_encode(&r, FS_EUNAVAILABLE, "the encoder died");
+	assert_int_equal(count_log(&r, "enc"), 3);
+	fs_vision_destroy(r.v);
+}
+
+static void rows_with_nan_are_refused(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--nan");
+	bad_encode(&r, FS_EUNAVAILABLE, r.host);
+	assert_int_equal(count_log(&r, "enc"), 1);
+	fs_vision_destroy(r.v);
+}
+
+static void rows_of_another_width_end_the_connection(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--hello-embd 8 --embd 16");
+	bad_encode(&r, FS_EUNAVAILABLE, "rows of 16 values instead of 8");
+	fs_vision_destroy(r.v);
+}
+
+static void malformed_frames_end_the_connection(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--malformed");
+	bad_encode(&r, FS_EUNAVAILABLE, "unknown type");
+	fs_vision_destroy(r.v);
+}
+
+static void host_that_dies_mid_answer_is_asked_again(void **state)
+{
+	static const int at[] = {0, 1, 100000, 163840 - 1};
+	for (size_t i = 0; i < FS_ARRAY_LEN(at); i++) {
+		struct rig r;
+		char args[100];
+		snprintf(args, sizeof(args), "--rows 5120 --die-at %d --once %%O", at[i]); /* 163840 bytes */
+		rig_up(&r, args);
+		good_encode(&r, 70000, 5);
+		assert_int_equal(count_log(&r, "enc"), 2);
+		assert_int_equal(count_log(&r, "died"), 1);
+		fs_vision_destroy(r.v);
+	}
+}
+
+static void host_that_always_dies_is_given_up(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--die-at 1");
+	bad_encode(&r, FS_EUNAVAILABLE, r.host);
+	assert_int_equal(count_log(&r, "enc"), 3);
+	fs_vision_destroy(r.v);
+}
+
+static void wrong_models_are_refused_by_name(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--embd 16");
+	bad_encode(&r, FS_EUNAVAILABLE, "belongs to another model");
+	fs_vision_destroy(r.v);
+
+	prepare(&r, "--fingerprint ffffffffffffffffffffffffffffffff");
+	r.o.fingerprint = "00000000000000000000000000000000";
+	start(&r);
+	bad_encode(&r, FS_EUNAVAILABLE, "another mmproj (ffffffffffffffffffffffffffffffff)");
+	fs_vision_destroy(r.v);
+
+	rig_up(&r, "--version 2");
+	bad_encode(&r, FS_EUNAVAILABLE, "protocol version 2");
+	fs_vision_destroy(r.v);
+}
+
+static void chatter_before_the_protocol_is_explained(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--print 'Welcome to this machine, it is a fine day'");
+	bad_encode(&r, FS_EUNAVAILABLE, "start-up file");
+	fs_vision_destroy(r.v);
+}
+
+static void missing_agent_is_named(void **state)
+{
+	struct rig r;
+	prepare(&r, "");
+	r.o.hosts[0].command = "farsight-agent-that-is-not-there";
+	start(&r);
+	bad_encode(&r, FS_EUNAVAILABLE, "is not installed on");
+	fs_vision_destroy(r.v);
+}
+
+static void last_words_are_told(void **state)
+{
+	struct rig r;
+	prepare(&r, "");
+	r.o.hosts[0].command = "echo the mmproj is missing >&2; exit 1";
+	start(&r);
+	bad_encode(&r, FS_EUNAVAILABLE, "the mmproj is missing");
+	fs_vision_destroy(r.v);
+}
+
+/* ---- coming and going ---- */
+
+static void starting_encoders_are_waited_for(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--starting 300");
+	good_encode(&r, 100, 4);
+	fs_vision_destroy(r.v);
+}
+
+static void failed_encoders_are_told_at_once(void **state)
+{
+	struct rig r;
+	rig_up(&r, "--failed 'no such mmproj'");
+	bad_encode(&r, FS_EUNAVAILABLE, "no such mmproj");
+	fs_vision_destroy(r.v);
+}
+
+static void absent_host_is_refused_then_found(void **state)
+{
+	struct rig r;
+	test_sshd_stop(&sshd);
+	rig_up(&r, "");
+	wait_state(&r, 0, FS_HOST_DOWN);
+	bad_encode(&r, FS_EUNAVAILABLE, "nothing listens on");
+	bad_encode(&r, FS_EUNAVAILABLE, r.host);
+	test_sshd_start(&sshd);
+	wait_state(&r, 0, FS_HOST_UP);
+	good_encode(&r, 100, 4);
+	fs_vision_destroy(r.v);
+}
+
+static void lost_host_comes_back_by_itself(void **state)
+{
+	struct rig r;
+	rig_up(&r, "");
+	good_encode(&r, 100, 4);
+	test_sshd_stop(&sshd);
+	wait_state(&r, 0, FS_HOST_DOWN);
+	test_sshd_start(&sshd);
+	wait_state(&r, 0, FS_HOST_UP);
+	good_encode(&r, 100, 5);
+	fs_vision_destroy(r.v);
+}
+
+static void frozen_host_is_noticed(void **state)
+{
+	struct rig r;
+	prepare(&r, "");
+	r.o.ping_interval_ms = 100;
+	r.o.dead_after_ms = 600;
+	r.o.connect_timeout_ms = 3000;
+	start(&r);
+	good_encode(&r, 100, 4);
+	kill(sshd.child.pid, SIGSTOP);
+	assert_true(test_sshd_signal_sessions(&sshd, SIGSTOP) > 0);
+	wait_state(&r, 0, FS_HOST_DOWN);
+	bad_encode(&r, FS_EUNAVAILABLE, r.host);
+	kill(sshd.child.pid, SIGCONT);
+	test_sshd_signal_sessions(&sshd, SIGCONT);
+	wait_state(&r, 0, FS_HOST_UP);
+	good_encode(&r, 100, 4);
+	fs_vision_destroy(r.v);
+}
+
+static void silent_agents_are_noticed_by_their_pings(void **state)
+{
+	struct rig r;
+	prepare(&r, "--mute-pings --hang");
+	r.o.ping_interval_ms = 50;
+	r.o.dead_after_ms = 400;
+	start(&r);
+	bad_encode(&r, FS_EUNAVAILABLE, "no sign of life");
+	fs_vision_destroy(r.v);
+}
+
+static void two_hosts_share_and_stand_in(void **state)
+{
+	enum { N = 8 };
+	struct rig r;
+	prepare(&r, "--delay 200 --die-at 0 --once %O"); /* one of its answers is lost */
+	expand(&r, r.command2, sizeof(r.command2), "--delay 200");
+	add_host(&r, &sshd2, r.host2, r.command2);
+	start(&r);
+	wait_state(&r, 0, FS_HOST_UP);
+	wait_state(&r, 1, FS_HOST_UP);
+	struct fs_vision_job *j[N];
+	for (int i = 0; i < N; i++)
+		j[i] = submit(&r, 50, (uint8_t)i, NULL);
+	struct fs_host_status st[2];
+	assert_int_equal(fs_vision_status(r.v, st, 2), 2);
+	assert_int_equal(st[0].outstanding, N / 2);
+	assert_int_equal(st[1].outstanding, N / 2);
+	for (int i = 0; i < N; i++) {
+		struct fs_rows *rows = NULL;
+		struct fs_errbuf e;
+		int rc = fs_vision_wait(j[i], &rows, &e);
+		if (rc)
+			fail_msg("%s", e.text);
+		check_rows(rows, 50, (uint8_t)i);
+		fs_rows_unref(rows);
+		fs_vision_job_destroy(j[i]);
+	}
+	fs_vision_status(r.v, st, 2);
+	assert_int_equal(st[0].encodes + st[1].encodes, N);
+	assert_true(st[1].encodes > N / 2);
+	fs_vision_destroy(r.v);
+}
+
+static void second_host_with_another_model_is_refused(void **state)
+{
+	struct rig r;
+	prepare(&r, "");
+	expand(&r, r.command2, sizeof(r.command2), "--fingerprint ffffffffffffffffffffffffffffffff --starting 300");
+	add_host(&r, &sshd2, r.host2, r.command2);
+	start(&r);
+	wait_state(&r, 0, FS_HOST_UP);
+	wait_state(&r, 1, FS_HOST_DOWN);
+	struct fs_host_status st[2];
+	fs_vision_status(r.v, st, 2);
+	assert_non_null(strstr(st[1].cause, "another mmproj"));
+	good_encode(&r, 4, 4);
+	fs_vision_destroy(r.v);
+}
+
+static void nonsense_is_refused(void **state)
+{
+	struct fs_vision_opts o = {0};
+	struct fs_vision *v = NULL;
+	struct fs_errbuf e;
+	assert_int_equal(fs_vision_create(&o, &v, &e), FS_EINVAL);
+	o.n_hosts = 1;
+	o.hosts[0].host = "-oProxyCommand=x";
+	assert_int_equal(fs_vision_create(&o, &v, &e), FS_EINVAL);
+	struct rig r;
+	rig_up(&r, "");
+	struct fs_vision_job *j = NULL;
+	assert_int_equal(fs_vision_submit(r.v, "", 0, key, NULL, NULL, &j, &e), FS_EINVAL);
+	assert_int_equal(fs_vision_submit(r.v, "", FS_PICTURE_MAX + 1, key, NULL, NULL, &j, &e), FS_EINVAL);
+	fs_vision_destroy(r.v);
+}
+
+static int setup(void **state)
+{
+	unsetenv("SSH_AUTH_SOCK");
+	if (!getenv("FS_LOG"))
+		fs_log_set_level(FS_LOG_ERROR);
+	test_sshd_init(&sshd, NULL);
+	test_sshd_init(&sshd2, NULL);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	test_sshd_finish(&sshd);
+	test_sshd_finish(&sshd2);
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(rows_arrive_as_f32),
+		cmocka_unit_test(large_rows_arrive),
+		cmocka_unit_test(rows_arrive_as_f16),
+		cmocka_unit_test(facts_of_an_encode_are_told),
+		cmocka_unit_test(answers_find_their_requests),
+		cmocka_unit_test(cancel_ends_the_wait_and_tells_the_host),
+		cmocka_unit_test(fired_tokens_and_deadlines_end_it),
+		cmocka_unit_test(encode_timeout_is_its_own_error),
+		cmocka_unit_test(destroyed_jobs_are_cancelled),
+		cmocka_unit_test(destroy_ends_waiting_jobs),
+		cmocka_unit_test(refused_pictures_are_the_pictures_fault),
+		cmocka_unit_test(encoder_trouble_is_tried_again),
+		cmocka_unit_test(rows_with_nan_are_refused),
+		cmocka_unit_test(rows_of_another_width_end_the_connection),
+		cmocka_unit_test(malformed_frames_end_the_connection),
+		cmocka_unit_test(host_that_dies_mid_answer_is_asked_again),
+		cmocka_unit_test(host_that_always_dies_is_given_up),
+		cmocka_unit_test(wrong_models_are_refused_by_name),
+		cmocka_unit_test(chatter_before_the_protocol_is_explained),
+		cmocka_unit_test(missing_agent_is_named),
+		cmocka_unit_test(last_words_are_told),
+		cmocka_unit_test(starting_encoders_are_waited_for),
+		cmocka_unit_test(failed_encoders_are_told_at_once),
+		cmocka_unit_test(absent_host_is_refused_then_found),
+		cmocka_unit_test(lost_host_comes_back_by_itself),
+		cmocka_unit_test(frozen_host_is_noticed),
+		cmocka_unit_test(silent_agents_are_noticed_by_their_pings),
+		cmocka_unit_test(two_hosts_share_and_stand_in),
+		cmocka_unit_test(second_host_with_another_model_is_refused),
+		cmocka_unit_test(nonsense_is_refused),
+	};
+	agent = getenv("FS_FAKE_AGENT");
+	if (!agent) {
+		fprintf(stderr, "FS_FAKE_AGENT must name the fake_agent program\n");
+		return 1;
+	}
+	if (!test_sshd_available())
+		return 77; /* skipped */
+	return cmocka_run_group_tests(tests, setup, teardown);
+}
