@@ -188,7 +188,7 @@ class Heads(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.patch = Linear(c.v_dim, 9 + 11 + 37)
-        self.row = Linear(c.dim, 9 + 11)
+        self.row = Linear(c.dim, 9 + 11 + 4 * 37)  # shape, colour, the characters of the row's four patches
         # Where a row lies (y, x) after the first text layer, how large the grid was after the second: the tower
         # turns with relative positions only, so places have to be found by the text model.
         self.where, self.grid = Linear(c.dim, 10 + 10), Linear(c.dim, 10 + 10)

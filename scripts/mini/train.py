@@ -63,38 +63,48 @@ def optimisers(model):
     return Muon(matrix, 1), torch.optim.AdamW(rest, 1, betas=(.9, .98), weight_decay=0)
 
 
-PEAK = (.012, .003)
+PEAK = (.008, .003)
 
 
 def rate(progress, step):
     return min(1, (step + 1) / 80) * (1 if progress < .45 else max(.015, (1 - progress) / .55))
 
 
-def losses(model, pixels, labels, text, fast):
-    """-> answer loss, auxiliary loss, logits at the answers, their targets."""
+def balanced(out, label, weight):
+    """Cross entropy with the few things and the many empty places weighed apart."""
+    each = F.cross_entropy(out.reshape(-1, out.shape[-1]), label.reshape(-1), ignore_index=-1, reduction="none")
+    full = label.reshape(-1) > 0
+    return each[label.reshape(-1) == 0].mean() + (each[full].mean() if full.any() else 0) * weight
+
+
+def see(model, pixels, labels, fast):
+    """-> rows, loss of the readouts of the tower: what each patch and each row shows."""
     b, h, w, _ = pixels.shape
     with torch.autocast("cpu", torch.bfloat16, enabled=fast):
         rows, feats = model.tower(patches(pixels), h // 14, w // 14)
         on_patch, on_row = model.heads.patch(feats).float(), model.heads.row(rows).float()
+    shape, colour, char, cell_shape, cell_colour, _ = labels
+    shape, colour, char = block_order(shape), block_order(colour), block_order(char)
+    aux = 0.
+    for out, label, weight in zip(on_patch.split((9, 11, 37), -1), (shape, colour, char), (.7, .7, 1.2)):
+        aux = aux + balanced(out, label, weight)
+    in_row = (cell_shape, cell_colour, *char.reshape(b, -1, 4).unbind(-1))
+    for out, label in zip(on_row.split((9, 11, 37, 37, 37, 37), -1), in_row):
+        aux = aux + balanced(out, label, .7) * (1 if out.shape[-1] < 37 else .3)
+    return rows, aux
+
+
+def losses(model, pixels, labels, text, fast):
+    """-> answer loss, auxiliary loss, logits at the answers, their targets."""
+    b, h, w, _ = pixels.shape
+    rows, aux = see(model, pixels, labels, fast)
+    with torch.autocast("cpu", torch.bfloat16, enabled=fast):
         seqs = text["ids"].shape[0]
         hidden, deep = model.text(text["ids"], text["slots"], rows.reshape(seqs, -1, rows.shape[-1]), text["pos"],
                                   text["mask"], True)
     target = text["target"]
     want = target[target >= 0]
     logits = model.text.logits(hidden[target >= 0].float())
-    shape, colour, char, cell_shape, cell_colour, _ = labels
-    aux = 0.
-    for out, width, label in zip(on_patch.split((9, 11, 37), -1), (9, 11, 37), (shape, colour, char)):
-        label = block_order(label).reshape(-1)
-        # Half the weight on patches that hold something: most patches are empty.
-        each = F.cross_entropy(out.reshape(-1, width), label, ignore_index=-1, reduction="none")
-        full = label > 0
-        aux = aux + each[label == 0].mean() + (each[full].mean() if full.any() else 0) * (1.2 if width == 37 else .7)
-    for out, width, label in zip(on_row.split((9, 11), -1), (9, 11), (cell_shape, cell_colour)):
-        label = label.reshape(-1)
-        each = F.cross_entropy(out.reshape(-1, width), label, reduction="none")
-        full = label > 0
-        aux = aux + each[~full].mean() + (each[full].mean() if full.any() else 0) * .7
     return F.cross_entropy(logits, want), aux + positions(model, text, deep, h // 28, w // 28), logits, want
 
 
@@ -145,6 +155,7 @@ def arguments(args=None):
     p.add_argument("--shards", type=int, default=400)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--log", default="")
+    p.add_argument("--tower-until", type=float, default=.4, help="progress at which the text model begins to learn")
     p.add_argument("--init", default="", help="checkpoint whose weights to begin with, on a fresh schedule")
     p.add_argument("--resume", action="store_true")
     p.add_argument("--f32", action="store_true", help="no bf16 in the products")
@@ -227,6 +238,12 @@ class Trainer:
         """One microbatch's gradients, added to what this process has."""
         o = self.o
         rng = np.random.default_rng([o.seed, 77, step, k])
+        if progress < o.tower_until:  # the tower alone learns to see, at less than half the cost of a whole step
+            pixels, _, labels = pool.take(rng, 3 * o.batch // o.micro, 1)
+            _, aux = see(self.model, torch.from_numpy(np.ascontiguousarray(pixels)), [torch.from_numpy(x) for x in labels],
+                         not o.f32)
+            (aux / o.micro).backward()
+            return 0., aux.item()
         r = rng.random()
         form = "after" if r < .06 else "two" if r < .14 and progress > .3 else "plain"
         taken = pool.take(rng, o.batch // o.micro, progress)
