@@ -5,6 +5,9 @@
  */
 #include "common/compute/cpu/cpu.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,13 +18,23 @@ static struct fs_cpu *cpu(struct fs_dev *d)
 	return (struct fs_cpu *)d;
 }
 
+#if defined(__x86_64__)
+/* By hand: __builtin_cpu_supports of clang 14 does not know the name. That the system saves the registers is
+ * AVX2's check. */
+static bool has_f16c(void)
+{
+	unsigned a, b, c, d;
+
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 enum fs_cpu_level fs_cpu_detect(bool *bf16)
 {
 	*bf16 = false;
 #if defined(__x86_64__)
 	__builtin_cpu_init();
-	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-	        !__builtin_cpu_supports("f16c"))
+	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
 		return FS_CPU_SCALAR;
 	if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
 	        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
