@@ -6,6 +6,8 @@
  */
 #include "compute_util.h"
 
+#include <limits.h>
+
 static const enum fs_dtype types[] = {
         FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q4_0, FS_Q4_1, FS_Q5_0, FS_Q5_1, FS_Q4_K, FS_Q5_K, FS_Q6_K};
 
@@ -161,10 +163,12 @@ static void test_f32(void **state)
 
 static void test_auto(void **state)
 {
+	static const int int8_rows[] = {[FS_CPU_SCALAR] = 8, [FS_CPU_AVX2] = 32, [FS_CPU_AVX512] = INT_MAX};
+
 	for (int level = 0; level <= (int)best_level(); level++) {
 		struct fs_dev *d = device((enum fs_cpu_level)level, FS_PRECISION_AUTO, false);
 
-		all_types(d, level == FS_CPU_SCALAR ? 8 : 32, FORM_F32, false);
+		all_types(d, int8_rows[level], FORM_F32, false);
 		fs_dev_close(d);
 	}
 }
@@ -177,7 +181,7 @@ static void test_bf16(void **state)
 	if (fs_cpu_detect(&bf16) != FS_CPU_AVX512 || !bf16)
 		skip();
 	d = device(FS_CPU_AVX512, FS_PRECISION_AUTO, true);
-	all_types(d, 16, FORM_BF16, false);
+	all_types(d, INT_MAX, FORM_BF16, false);
 	all_types(d, 16, FORM_BF16, true);
 	fs_dev_close(d);
 }

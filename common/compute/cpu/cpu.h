@@ -39,6 +39,9 @@ void *fs_scratch_get(struct fs_cpu *c, struct fs_scratch *s, size_t count, size_
 struct fs_packed;
 void fs_cpu_matmul_large(struct fs_cpu *c, const struct fs_weight *w, const float *bias, const float *x,
         float *y, int64_t n, bool add);
+/* many.c: the same for quantised weights in int8; only where k->panel_pack is not NULL. */
+void fs_cpu_matmul_many(struct fs_cpu *c, const struct fs_weight *w, const float *bias, const float *x,
+        float *y, int64_t n, bool add);
 int fs_cpu_pack(struct fs_cpu *c, const struct fs_weight *w, struct fs_packed **out, struct fs_errbuf *e);
 void fs_cpu_packed_free(struct fs_packed *p);
 

@@ -170,7 +170,8 @@ void FS_LV(few_f32)(const struct fs_few *f)
 	}
 }
 
-/* The largest magnitude becomes 127; an all-zero block has d = 0. */
+/* The largest magnitude becomes 127; an all-zero block has d = 0, and one so small that 127 divided by it
+ * overflows counts as zero. */
 void FS_LV(quantize)(const float *x, struct fs_xq *xq, int64_t in)
 {
 	for (int64_t b = 0; b < in / 32; b++) {
@@ -183,14 +184,10 @@ void FS_LV(quantize)(const float *x, struct fs_xq *xq, int64_t in)
 		for (int i = 0; i < 32; i += VW)
 			m = v_max(m, v_abs(v_load(v + i)));
 		max = v_hmax(m);
-		inv = max > 0.0f ? 127.0f / max : 0.0f;
+		inv = max > 1e-36f ? 127.0f / max : 0.0f;
 		d = max / 127.0f;
-		for (int i = 0; i < 32; i++) {
-			int k = (int)lrintf(v[i] * inv);
-
-			q[i] = (int8_t)k;
-			sum[i / 16] += k;
-		}
+		for (int i = 0; i < 32; i += VW)
+			sum[i / 16] += v_store_i8(q + i, v_mul(v_load(v + i), v_set(inv)));
 		xq->d[b] = d;
 		xq->s16[2 * b] = d * (float)sum[0];
 		xq->s16[2 * b + 1] = d * (float)sum[1];

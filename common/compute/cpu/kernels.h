@@ -42,6 +42,21 @@ struct fs_few {
 	float *tmp; /* [in], for types that are dequantised first */
 };
 
+/* Activation rows r0..r1-1 with the panel of up to FS_TILE_OUTS weight rows: y[r·ldy + 0..outs-1] (+)= bias +
+ * …  */
+#define FS_TILE_OUTS 16
+struct fs_tile {
+	enum fs_dtype type;
+	int64_t in, r0, r1;
+	const uint8_t *panel;
+	int outs;
+	struct fs_xq xq;   /* row 0, as in struct fs_few */
+	const float *bias; /* of the panel's first output, or NULL */
+	float *y;          /* row 0, the panel's first output */
+	int64_t ldy;
+	bool add;
+};
+
 struct fs_kernels {
 	const char *name;
 	void (*rms_norm)(const float *x, const float *w, float *y, int64_t n, int64_t dim, float eps);
@@ -61,6 +76,12 @@ struct fs_kernels {
 	void (*quantize)(const float *x, struct fs_xq *xq, int64_t in);
 	void (*few_f32)(const struct fs_few *f); /* f32 arithmetic, any type */
 	void (*few_q8)(const struct fs_few *f);  /* int8 activations; quantised types only */
+	/* Quantised weights with many rows in int8, or NULL: bytes of a panel, unpacking of w (outs rows,
+	 * row_bytes apart), product. */
+	size_t (*panel_bytes)(enum fs_dtype type, int64_t in);
+	void (*panel_pack)(
+	        enum fs_dtype type, const uint8_t *w, size_t row_bytes, int outs, int64_t in, uint8_t *panel);
+	void (*panel_multiply)(const struct fs_tile *t);
 	/* Queries q0..q1-1 of heads h0..h1-1, which share a kv head; (q1 - q0)·(h1 - h0) <= FS_ATTN_ROWS.
 	 * scratch: fs_attn_scratch_bytes, 64-byte aligned. */
 	void (*attention)(const struct fs_attn *a, int h0, int h1, int64_t q0, int64_t q1, void *scratch);
@@ -99,6 +120,10 @@ void FS_LV(dequantize_bf16)(enum fs_dtype type, const void *src, uint16_t *dst, 
 void FS_LV(quantize)(const float *x, struct fs_xq *xq, int64_t in);
 void FS_LV(few_f32)(const struct fs_few *f);
 void FS_LV(few_q8)(const struct fs_few *f);
+size_t FS_LV(panel_bytes)(enum fs_dtype type, int64_t in);
+void FS_LV(panel_pack)(
+        enum fs_dtype type, const uint8_t *w, size_t row_bytes, int outs, int64_t in, uint8_t *panel);
+void FS_LV(panel_multiply)(const struct fs_tile *t);
 void FS_LV(attention)(const struct fs_attn *a, int h0, int h1, int64_t q0, int64_t q1, void *scratch);
 #endif
 

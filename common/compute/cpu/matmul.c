@@ -6,11 +6,20 @@
 
 #include <string.h>
 
+/* int8 tiles serve this weight: quantised, not packed for oneDNN, and the caller did not ask for f32. */
+static bool takes_tiles(const struct fs_cpu *c, const struct fs_weight *w)
+{
+	return c->k->panel_pack && fs_is_quantized(w->type) && !w->packed &&
+	       c->dev.precision == FS_PRECISION_AUTO;
+}
+
 /* Up to this many rows the few-row kernels are faster than a large product (measured on Zen 4: int8 dots
- * cross oneDNN's bf16 near 18 rows and its f32 near 36, f32 dots cross bf16 near 9). */
+ * cross int8 tiles near 8 rows, oneDNN's bf16 near 18 and its f32 near 36; f32 dots cross bf16 near 9). */
 static int64_t few_limit(const struct fs_cpu *c, const struct fs_weight *w)
 {
 	if (!fs_is_quantized(w->type) || c->dev.precision != FS_PRECISION_AUTO || c->k == &fs_kernels_scalar)
+		return 8;
+	if (takes_tiles(c, w))
 		return 8;
 	return c->bf16 ? 16 : 32;
 }
@@ -91,7 +100,9 @@ void fs_cpu_matmul(struct fs_dev *d, const struct fs_weight *w, const float *bia
 {
 	struct fs_cpu *c = (struct fs_cpu *)d;
 
-	if (n > few_limit(c, w))
+	if (n > few_limit(c, w) && takes_tiles(c, w))
+		fs_cpu_matmul_many(c, w, bias, x, y, n, add);
+	else if (n > few_limit(c, w))
 		fs_cpu_matmul_large(c, w, bias, x, y, n, add);
 	else
 		matmul_few(c, w, bias, x, y, (int)n, add);

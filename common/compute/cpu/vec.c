@@ -225,5 +225,10 @@ const struct fs_kernels FS_LV(kernels) = {
         .quantize = FS_LV(quantize),
         .few_f32 = FS_LV(few_f32),
         .few_q8 = FS_LV(few_q8),
+#if FS_LEVEL == 2
+        .panel_bytes = FS_LV(panel_bytes),
+        .panel_pack = FS_LV(panel_pack),
+        .panel_multiply = FS_LV(panel_multiply),
+#endif
         .attention = FS_LV(attention),
 };

@@ -69,6 +69,14 @@ FS_INLINE void v_store_bf16(uint16_t *p, vf x)
 	r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), up, _mm512_set1_epi32(0x40));
 	_mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(r));
 }
+/* Rounds to bytes (x within -127..127) and returns their sum. */
+FS_INLINE int v_store_i8(int8_t *p, vf x)
+{
+	__m512i i = _mm512_cvtps_epi32(x);
+
+	_mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(i));
+	return _mm512_reduce_add_epi32(i);
+}
 FS_INLINE vf v_from_u8(__m256i u, int i) /* the i-th VW bytes; i a constant */
 {
 	__m128i b = i ? _mm256_extracti128_si256(u, 1) : _mm256_castsi256_si128(u);
@@ -188,6 +196,18 @@ FS_INLINE void v_store_bf16(uint16_t *p, vf x)
 	r = _mm256_blendv_epi8(r, _mm256_or_si256(up, _mm256_set1_epi32(0x40)), nan);
 	r = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
 	_mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(r));
+}
+/* Rounds to bytes (x within -127..127) and returns their sum. */
+FS_INLINE int v_store_i8(int8_t *p, vf x)
+{
+	__m256i i = _mm256_cvtps_epi32(x);
+	__m128i lo = _mm256_castsi256_si128(i), hi = _mm256_extracti128_si256(i, 1),
+	        w = _mm_packs_epi32(lo, hi);
+	__m128i sum = _mm_add_epi32(lo, hi);
+
+	_mm_storel_epi64((__m128i *)p, _mm_packs_epi16(w, w));
+	sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+	return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 FS_INLINE __m128i v_eight(__m256i u, int i)
 {
@@ -309,6 +329,12 @@ FS_INLINE void v_store_f16(uint16_t *p, vf x)
 FS_INLINE void v_store_bf16(uint16_t *p, vf x)
 {
 	*p = fs_f32_to_bf16(x);
+}
+/* Rounds to a byte (x within -127..127) and returns it. */
+FS_INLINE int v_store_i8(int8_t *p, vf x)
+{
+	*p = (int8_t)lrintf(x);
+	return *p;
 }
 FS_INLINE vf v_add(vf a, vf b)
 {
