@@ -27,10 +27,28 @@ def wanted(q):
     return q["answer"].strip().rstrip(".").lower()
 
 
-def test_every_shipped_question_is_answered_rightly(host, servers):
-    server = servers(host.start()).wait_for_eyes()
-    got = {q["question"]: ask_question(server, q) for q in QUESTIONS}
-    assert got == {q["question"]: wanted(q) for q in QUESTIONS}
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    """question -> what an undisturbed pair of PCs answers; tests of faults want just that."""
+    if lab.SSHD is None:
+        pytest.skip("no sshd on this machine")
+    tmp = tmp_path_factory.mktemp("truth")
+    host = lab.VisionHost(tmp / "host").start()
+    server = lab.Server(tmp / "server", [host])
+    try:
+        server.wait_for_eyes()
+        yield {(q["picture"], q["question"]): ask_question(server, q) for q in QUESTIONS}
+    finally:
+        server.stop()
+        host.stop()
+
+
+def right(truth, q):
+    return truth[q["picture"], q["question"]]
+
+
+def test_every_shipped_question_is_answered_rightly(truth):
+    assert truth == {(q["picture"], q["question"]): wanted(q) for q in QUESTIONS}
 
 
 def test_reply_says_where_the_time_went(host, servers):
@@ -101,7 +119,7 @@ def test_data_urls_of_every_shape(host, servers):
 
 
 @pytest.mark.parametrize("name", ["truncated.jpg", "truncated.png", "bomb_20000.png", "bomb_header.png"])
-def test_bad_pictures_are_refused_and_the_next_one_works(host, servers, name):
+def test_bad_pictures_are_refused_and_the_next_one_works(truth, host, servers, name):
     """O04, O06."""
     server = servers(host.start()).wait_for_eyes()
     pid = host.encoder_pid()
@@ -109,7 +127,7 @@ def test_bad_pictures_are_refused_and_the_next_one_works(host, servers, name):
     assert status == 400, reply
     assert reply["error"]["type"] == "invalid_request_error" and reply["error"]["code"] in ("picture_unreadable", "picture_too_large")
     q = QUESTIONS[0]
-    assert ask_question(server, q) == wanted(q)
+    assert ask_question(server, q) == right(truth, q)
     assert host.encoder_pid() == pid
 
 
@@ -130,7 +148,7 @@ def test_too_many_and_too_large(host, servers):
     assert reply["error"]["param"] == "messages[0].content[2].image_url.url"
     status, reply = server.chat(user("x", CASES / "bomb_20000.png"))
     assert (status, reply["error"]["code"]) == (400, "picture_too_large")
-    assert "1000000" in reply["error"]["message"].replace(",", "").replace(" ", "") or "million" in reply["error"]["message"]
+    assert "at most" in reply["error"]["message"]
 
 
 def test_bad_requests_name_the_field(servers):
@@ -152,7 +170,7 @@ def test_without_eyes_pictures_are_refused_and_text_is_served(servers):
     assert server.ask("Hello")
 
 
-def test_host_absent_at_start_then_there(host, servers):
+def test_host_absent_at_start_then_there(truth, host, servers):
     server = servers(host)
     q = QUESTIONS[0]
     message = user(q["question"], PICTURES / q["picture"])
@@ -162,13 +180,13 @@ def test_host_absent_at_start_then_there(host, servers):
     assert server.ask("Hello")
     host.start()
     server.wait_for_eyes()
-    assert ask_question(server, q) == wanted(q)
+    assert ask_question(server, q) == right(truth, q)
 
 
-def test_host_goes_away_and_comes_back(host, servers):
+def test_host_goes_away_and_comes_back(truth, host, servers):
     server = servers(host.start()).wait_for_eyes()
     q = QUESTIONS[0]
-    assert ask_question(server, q) == wanted(q)
+    assert ask_question(server, q) == right(truth, q)
     host.stop_sshd()
     wait_for(lambda: not server.eyes()["available"], "the loss to be noticed")
     status, reply = server.chat(user(q["question"], PICTURES / QUESTIONS[-1]["picture"]))
@@ -176,7 +194,7 @@ def test_host_goes_away_and_comes_back(host, servers):
     assert server.ask("Hello")
     host.start()
     server.wait_for_eyes()
-    assert ask_question(server, q) == wanted(q)
+    assert ask_question(server, q) == right(truth, q)
 
 
 def test_changed_host_key_is_refused_by_name(host, servers):
@@ -191,7 +209,7 @@ def test_changed_host_key_is_refused_by_name(host, servers):
     server.wait_for_eyes()
 
 
-def test_encoder_killed_mid_picture(host, servers):
+def test_encoder_killed_mid_picture(truth, host, servers):
     server = servers(host.start()).wait_for_eyes()
     q = QUESTIONS[0]
     pid = wait_for(host.encoder_pid, "the encoder")
@@ -204,31 +222,31 @@ def test_encoder_killed_mid_picture(host, servers):
         status, reply = answer.result(lab.LIMIT_S)
     assert status in (200, 400), reply
     if status == 200:
-        assert reply["choices"][0]["message"]["content"].strip().rstrip(".").lower() == wanted(q)
+        assert reply["choices"][0]["message"]["content"].strip().rstrip(".").lower() == right(truth, q)
     else:
         assert reply["error"]["code"] == "vision_unavailable"
     server.wait_for_eyes()
-    wait_for(lambda: ask_question(server, q) == wanted(q), "a right answer after the restart")
+    wait_for(lambda: ask_question(server, q) == right(truth, q), "a right answer after the restart")
     assert host.encoder_pid() not in (None, pid)
 
 
-def test_two_requests_at_once(host, servers):
+def test_two_requests_at_once(truth, host, servers):
     server = servers(host.start()).wait_for_eyes()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda q: ask_question(server, q), QUESTIONS * 2))
-    assert answers == [wanted(q) for q in QUESTIONS * 2]
+    assert answers == [right(truth, q) for q in QUESTIONS * 2]
 
 
-def test_two_servers_share_a_host(host, servers):
+def test_two_servers_share_a_host(truth, host, servers):
     a, b = servers(host.start()), servers(host)
     a.wait_for_eyes()
     b.wait_for_eyes()
     q = QUESTIONS[0]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda s: ask_question(s, q), [a, b, a, b])) == {wanted(q)}
+        assert set(pool.map(lambda s: ask_question(s, q), [a, b, a, b])) == {right(truth, q)}
 
 
-def test_a_client_that_leaves_harms_nobody(host, servers):
+def test_a_client_that_leaves_harms_nobody(truth, host, servers):
     server = servers(host.start()).wait_for_eyes()
     url = urllib.parse.urlparse(server.url)
     q = QUESTIONS[0]
@@ -237,7 +255,7 @@ def test_a_client_that_leaves_harms_nobody(host, servers):
     for part in (len(head) // 2, len(head) + len(body) // 2, len(head) + len(body)):
         with socket.create_connection((url.hostname, url.port)) as s:
             s.sendall((head + body)[:part])
-    assert ask_question(server, q) == wanted(q)
+    assert ask_question(server, q) == right(truth, q)
 
 
 def test_the_encoder_ends_with_its_server(host, servers):
@@ -247,19 +265,19 @@ def test_the_encoder_ends_with_its_server(host, servers):
     wait_for(lambda: host.encoder_pid() is None, "the encoder's end after BYE")
 
 
-def test_rows_as_halves(host, servers):
+def test_rows_as_halves(truth, host, servers):
     server = servers(host.start(), vision={"rows_dtype": "f16"}).wait_for_eyes()
-    assert [ask_question(server, q) for q in QUESTIONS] == [wanted(q) for q in QUESTIONS]
+    assert [ask_question(server, q) for q in QUESTIONS] == [right(truth, q) for q in QUESTIONS]
 
 
-def test_the_official_client(host, servers):
+def test_the_official_client(truth, host, servers):
     openai = pytest.importorskip("openai", reason="the openai package is not installed")
     server = servers(host.start(), name="mini").wait_for_eyes()
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     q = QUESTIONS[0]
     message = user(q["question"], PICTURES / q["picture"])
     whole = client.chat.completions.create(model="mini", messages=[message], temperature=0)
-    assert whole.choices[0].message.content.strip().rstrip(".").lower() == wanted(q)
+    assert whole.choices[0].message.content.strip().rstrip(".").lower() == right(truth, q)
     stream = client.chat.completions.create(model="mini", messages=[message], temperature=0, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == whole.choices[0].message.content
     with pytest.raises(openai.BadRequestError) as e:
