@@ -41,7 +41,7 @@ struct answer {
 static char input[65536];
 static size_t input_len;
 
-static void note(const char *fmt, ...)
+__attribute__((format(printf, 1, 2))) static void note(const char *fmt, ...)
 {
 	va_list ap;
 	FILE *f = opt.log ? fopen(opt.log, "a") : NULL;
@@ -103,7 +103,7 @@ static bool next_line(char *line, size_t cap, int ms)
 	}
 }
 
-static void say(const char *fmt, ...)
+__attribute__((format(printf, 1, 2))) static void say(const char *fmt, ...)
 {
 	va_list ap;
 	va_start(ap, fmt);
