@@ -28,5 +28,7 @@ struct fs_conf_parse {
 int fs_conf_parse_text(struct fs_conf_parse *p, const char *file, char *text, size_t n);
 /* FS_ENOTFOUND when there is none. *text is malloc'd and NUL-terminated. */
 int fs_conf_read_file(const char *path, bool check_owner, char **text, size_t *n, struct fs_errbuf *e);
+/* '~', % tokens and ${NAME}. key: for the message. */
+int fs_conf_expand(const struct fs_conf_parse *p, const char *key, const char *in, char *out, size_t cap, struct fs_errbuf *e);
 
 #endif

@@ -59,9 +59,9 @@ static bool host_block_matches(const char *name, char *rest)
 }
 
 /* The name that "Match host" sees: HostName as far as it is known by now. */
-static const char *current_hostname(const struct fs_conf_parse *p)
+static int current_hostname(const struct fs_conf_parse *p, char *out, size_t cap)
 {
-	return *p->hostname ? p->hostname : p->out->original;
+	return fs_conf_expand(p, "HostName", *p->hostname ? p->hostname : "%n", out, cap, p->e);
 }
 
 static int unsupported(const struct fs_conf_parse *p, const char *what, const char *hint, struct fs_errbuf *e)
@@ -94,8 +94,12 @@ static int match_block(struct fs_conf_parse *p, char *rest, bool *active, struct
 		if (!arg)
 			return fs_fail(e, FS_EINVAL, "%s line %d: \"Match %s\" lacks its value", p->file, p->line, crit);
 		const char *subject = NULL;
+		char hostname[256];
+		int rc = current_hostname(p, hostname, sizeof(hostname));
+		if (rc)
+			return rc;
 		if (!strcasecmp(crit, "host"))
-			subject = current_hostname(p);
+			subject = hostname;
 		else if (!strcasecmp(crit, "originalhost"))
 			subject = p->out->original;
 		else if (!strcasecmp(crit, "user"))

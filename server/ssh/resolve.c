@@ -130,7 +130,7 @@ static const char *env_token(const char *s, size_t *used)
 	return getenv(name);
 }
 
-static int expand(const struct fs_conf_parse *p, const char *key, const char *in, char *out, size_t cap, struct fs_errbuf *e)
+int fs_conf_expand(const struct fs_conf_parse *p, const char *key, const char *in, char *out, size_t cap, struct fs_errbuf *e)
 {
 	size_t n = 0;
 	bool fits = true;
@@ -180,7 +180,7 @@ static int expand_identities(struct fs_conf_parse *p, const char *first, struct 
 	}
 	t->n_identities = 0;
 	for (int i = 0; i < n && i < FS_SSH_MAX_KEYS; i++) {
-		int rc = expand(p, "IdentityFile", raw[i], t->identity[t->n_identities], sizeof(t->identity[0]), e);
+		int rc = fs_conf_expand(p, "IdentityFile", raw[i], t->identity[t->n_identities], sizeof(t->identity[0]), e);
 		if (rc)
 			return rc;
 		t->n_identities++;
@@ -193,9 +193,9 @@ static int add_known_files(struct fs_conf_parse *p, const struct fs_conf_files *
 	struct fs_ssh_conf *c = p->out;
 	int rc = FS_OK;
 	for (int i = 0; f->set && i < f->n && !rc; i++)
-		rc = expand(p, "UserKnownHostsFile", f->path[i], c->known_files[c->n_known_files++], sizeof(c->known_files[0]), e);
+		rc = fs_conf_expand(p, "UserKnownHostsFile", f->path[i], c->known_files[c->n_known_files++], sizeof(c->known_files[0]), e);
 	for (int i = 0; !f->set && defaults[i] && !rc; i++)
-		rc = expand(p, "UserKnownHostsFile", defaults[i], c->known_files[c->n_known_files++], sizeof(c->known_files[0]), e);
+		rc = fs_conf_expand(p, "UserKnownHostsFile", defaults[i], c->known_files[c->n_known_files++], sizeof(c->known_files[0]), e);
 	return rc;
 }
 
@@ -206,7 +206,7 @@ static int expand_known_files(struct fs_conf_parse *p, const char *only, struct 
 	struct fs_ssh_conf *c = p->out;
 	int rc;
 	if (only) {
-		rc = expand(p, "known_hosts", only, c->known_files[0], sizeof(c->known_files[0]), e);
+		rc = fs_conf_expand(p, "known_hosts", only, c->known_files[0], sizeof(c->known_files[0]), e);
 		c->n_known_files = 1;
 	} else {
 		rc = add_known_files(p, &p->user_known, user, e);
@@ -234,7 +234,7 @@ static int expand_agent(struct fs_conf_parse *p, struct fs_errbuf *e)
 		return FS_OK;
 	}
 	strcpy(raw, agent);
-	return expand(p, "IdentityAgent", raw, agent, sizeof(p->out->target.identity_agent), e);
+	return fs_conf_expand(p, "IdentityAgent", raw, agent, sizeof(p->out->target.identity_agent), e);
 }
 
 static int finish(struct fs_conf_parse *p, const struct fs_ssh_opts *o, struct fs_errbuf *e)
@@ -246,7 +246,7 @@ static int finish(struct fs_conf_parse *p, const struct fs_ssh_opts *o, struct f
 		snprintf(t->user, sizeof(t->user), "%s", p->login);
 	int rc;
 	char hostname[sizeof(t->hostname)];
-	if ((rc = expand(p, "HostName", *p->hostname ? p->hostname : "%n", hostname, sizeof(hostname), e)))
+	if ((rc = fs_conf_expand(p, "HostName", *p->hostname ? p->hostname : "%n", hostname, sizeof(hostname), e)))
 		return rc;
 	strcpy(t->hostname, hostname);
 	if ((rc = expand_identities(p, o->identity, e)) || (rc = expand_known_files(p, o->known_hosts, e)))
@@ -293,7 +293,7 @@ int fs_ssh_conf_load(const struct fs_ssh_opts *o, struct fs_ssh_conf *out, struc
 		return rc;
 	char path[512];
 	if (o->config_file)
-		rc = expand(&p, "the configuration file", o->config_file, path, sizeof(path), e);
+		rc = fs_conf_expand(&p, "the configuration file", o->config_file, path, sizeof(path), e);
 	else
 		snprintf(path, sizeof(path), "%s/.ssh/config", p.home);
 	if (rc)

@@ -151,15 +151,31 @@ static int open_channel(struct fs_ssh *s, const struct fs_start *st, struct fs_e
 	return rc ? fs_fail(e, FS_EUNAVAILABLE, "%s refuses to start %s: %s", s->label, s->command, last_error(s)) : FS_OK;
 }
 
+/* The wanted methods that this libssh2 knows: its own weeding copies overlapping memory (1.10). */
+static int prefer(struct fs_ssh *s, int method, const char *wanted)
+{
+	const char **known = NULL;
+	char list[512] = "", all[512];
+	int n = libssh2_session_supported_algs(s->ls, method, &known);
+	if (n <= 0)
+		return -1;
+	snprintf(all, sizeof(all), "%s", wanted);
+	char *save, *w = strtok_r(all, ",", &save);
+	for (size_t at = 0; w; w = strtok_r(NULL, ",", &save))
+		for (int i = 0; i < n; i++)
+			if (!strcmp(known[i], w))
+				at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%s", at ? "," : "", w);
+	libssh2_free(s->ls, (void *)known);
+	return libssh2_session_method_pref(s->ls, method, list);
+}
+
 static int set_methods(struct fs_ssh *s, const struct fs_known_hosts *k, struct fs_errbuf *e)
 {
 	char hostkeys[256];
 	fs_kh_method_pref(k, hostkeys, sizeof(hostkeys));
-	if (libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_HOSTKEY, hostkeys) ||
-		libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_CRYPT_CS, ciphers) ||
-		libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_CRYPT_SC, ciphers) ||
-		libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_MAC_CS, macs) ||
-		libssh2_session_method_pref(s->ls, LIBSSH2_METHOD_MAC_SC, macs))
+	if (prefer(s, LIBSSH2_METHOD_HOSTKEY, hostkeys) || prefer(s, LIBSSH2_METHOD_CRYPT_CS, ciphers) ||
+		prefer(s, LIBSSH2_METHOD_CRYPT_SC, ciphers) || prefer(s, LIBSSH2_METHOD_MAC_CS, macs) ||
+		prefer(s, LIBSSH2_METHOD_MAC_SC, macs))
 		return fs_fail(e, FS_EINTERNAL, "libssh2 %s lacks the ciphers that are needed: %s", libssh2_version(0), last_error(s));
 	return FS_OK;
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -125,17 +126,22 @@ __attribute__((target("avx,f16c"))) static size_t widen_f16c(const uint16_t *in,
 }
 #endif
 
+static size_t widen_fast(const uint16_t *in, float *out, size_t n)
+{
+#ifdef __x86_64__
+	unsigned a, b, c = 0, d;
+	if (__builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C))
+		return widen_f16c(in, out, n);
+#endif
+	return 0;
+}
+
 /* n halves in the second half of the buffer to n floats in all of it, front to back in place. */
 static void widen(uint8_t *data, size_t n)
 {
 	float *out = (float *)(void *)data;
 	const uint16_t *in = (const uint16_t *)(const void *)(data + n * sizeof(uint16_t));
-	size_t i = 0;
-#ifdef __x86_64__
-	if (__builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c"))
-		i = widen_f16c(in, out, n);
-#endif
-	for (; i < n; i++) {
+	for (size_t i = widen_fast(in, out, n); i < n; i++) {
 		uint16_t h;
 		memcpy(&h, in + i, sizeof(h));
 		float f = fs_f16_to_f32(h);
