@@ -1,0 +1,187 @@
+/*
+ * The watchdog's parts that need no encoder: the greeting, the socket's folder, the spool. What needs
+ * processes and sockets is in tests/integration/test_watchdog.py.
+ */
+#include "remote/watchdog/spool.h"
+#include "remote/watchdog/watchdog.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char folder[64];
+
+static int make_folder(void **state)
+{
+	strcpy(folder, "/tmp/farsight-test-XXXXXX");
+	return mkdtemp(folder) && setenv("TMPDIR", folder, 1) == 0 ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+	return rmdir(folder);
+}
+
+static void greetings_that_are_taken(void **state)
+{
+	static const struct {
+		const char *line;
+		enum fs_wd_purpose purpose;
+		const char *peer;
+	} good[] = {{"FARSIGHT 1 channel 192.168.1.7", FS_WD_CHANNEL, "192.168.1.7"},
+	        {"FARSIGHT 1 channel fe80::1%lo", FS_WD_CHANNEL, "fe80::1%lo"},
+	        {"FARSIGHT 1 channel ::ffff:10.0.0.1", FS_WD_CHANNEL, "::ffff:10.0.0.1"},
+	        {"FARSIGHT 1 channel -", FS_WD_CHANNEL, ""}, {"FARSIGHT 1 status -", FS_WD_STATUS, ""},
+	        {"FARSIGHT 1 stop -", FS_WD_STOP, ""}};
+	for (size_t i = 0; i < FS_ARRAY_LEN(good); i++) {
+		struct fs_wd_greeting g;
+		struct fs_errbuf e;
+		char line[FS_WD_GREETING_MAX];
+		assert_int_equal(fs_wd_greeting_parse(good[i].line, strlen(good[i].line), &g, &e), FS_OK);
+		assert_int_equal(g.purpose, good[i].purpose);
+		assert_string_equal(g.peer, good[i].peer);
+		size_t n = fs_wd_greeting_format(&g, line);
+		assert_int_equal(n, strlen(good[i].line) + 1);
+		assert_memory_equal(line, good[i].line, n - 1);
+		assert_int_equal(line[n - 1], '\n');
+	}
+}
+
+static void greetings_that_are_refused(void **state)
+{
+	static const char long_line[200] = "FARSIGHT 1 channel -";
+	static const struct {
+		const char *line;
+		size_t n;
+		int rc;
+	} bad[] = {{"", 0, FS_EFORMAT}, {"FARSIGHT 1 channel", 18, FS_EFORMAT},
+	        {"FARSIGHT 2 channel -", 20, FS_ENOTSUP}, {"FARSIGHT 1 shell -", 18, FS_EFORMAT},
+	        {"FARSIGHT 1 channel host.lan", 27, FS_EFORMAT},
+	        {"FARSIGHT 1 channel - more", 25, FS_EFORMAT}, {"FARSIGHT 1 channel -\0x", 22, FS_EFORMAT},
+	        {long_line, sizeof(long_line), FS_EFORMAT}};
+	for (size_t i = 0; i < FS_ARRAY_LEN(bad); i++) {
+		struct fs_wd_greeting g;
+		struct fs_errbuf e;
+		assert_int_equal(fs_wd_greeting_parse(bad[i].line, bad[i].n, &g, &e), bad[i].rc);
+	}
+}
+
+/* A name, or an option, in SSH_CONNECTION's place never reaches the watchdog. */
+static void peer_that_is_no_address_is_left_out(void **state)
+{
+	struct fs_wd_greeting g = {.purpose = FS_WD_CHANNEL, .peer = "localhost"};
+	char line[FS_WD_GREETING_MAX];
+	size_t n = fs_wd_greeting_format(&g, line);
+	assert_int_equal(n, 21);
+	assert_memory_equal(line, "FARSIGHT 1 channel -\n", n);
+}
+
+static void socket_folder_is_made_private_and_checked(void **state)
+{
+	char path[FS_WD_PATH_MAX], inner[FS_WD_PATH_MAX];
+	struct fs_errbuf e;
+	struct stat st;
+	int fd;
+	snprintf(inner, sizeof(inner), "%s/run", folder);
+	snprintf(path, sizeof(path), "%s/w.sock", inner);
+	assert_int_equal(fs_wd_connect(path, &fd, &e), FS_EUNAVAILABLE);
+	assert_int_equal(fs_wd_prepare_folder(path, &e), FS_OK);
+	assert_int_equal(stat(inner, &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0700);
+	assert_int_equal(fs_wd_connect(path, &fd, &e), FS_EUNAVAILABLE);
+	assert_int_equal(chmod(inner, 0710), 0);
+	assert_int_equal(fs_wd_prepare_folder(path, &e), FS_EAUTH);
+	assert_int_equal(fs_wd_connect(path, &fd, &e), FS_EAUTH);
+	assert_non_null(strstr(e.text, "chmod 700"));
+	assert_int_equal(rmdir(inner), 0);
+	/* a link to a good folder is another's chance to move it */
+	assert_int_equal(symlink(folder, inner), 0);
+	assert_int_equal(fs_wd_prepare_folder(path, &e), FS_EAUTH);
+	assert_int_equal(unlink(inner), 0);
+	assert_int_equal(fs_wd_prepare_folder("relative/w.sock", &e), FS_EINVAL);
+}
+
+static void socket_path_follows_the_runtime_folder(void **state)
+{
+	char path[FS_WD_PATH_MAX], long_name[300];
+	struct fs_errbuf e;
+	setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
+	assert_int_equal(fs_wd_socket_path(path, &e), FS_OK);
+	assert_string_equal(path, "/run/user/7/farsight/watchdog.sock");
+	memset(long_name, 'x', sizeof(long_name) - 1);
+	long_name[0] = '/';
+	long_name[sizeof(long_name) - 1] = 0;
+	setenv("XDG_RUNTIME_DIR", long_name, 1);
+	assert_int_equal(fs_wd_socket_path(path, &e), FS_EINVAL);
+	unsetenv("XDG_RUNTIME_DIR");
+	assert_int_equal(fs_wd_socket_path(path, &e), FS_OK);
+	assert_non_null(strstr(path, "/watchdog.sock"));
+}
+
+static void spool_is_private_and_leaves_nothing(void **state)
+{
+	struct fs_spool s;
+	struct fs_errbuf e;
+	struct stat st;
+	char picture[FS_SPOOL_PATH], rows[FS_SPOOL_PATH], again[FS_SPOOL_PATH];
+	int fd, fd2;
+	assert_int_equal(fs_spool_init(&s, &e), FS_OK);
+	assert_int_equal(stat(s.folder, &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0700);
+	assert_null(strpbrk(s.folder, " \n"));
+	assert_int_equal(fs_spool_picture(&s, picture, rows, &fd, &e), FS_OK);
+	assert_int_equal(fs_spool_picture(&s, again, rows, &fd2, &e), FS_OK);
+	assert_string_not_equal(picture, again);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0600);
+	close(fd);
+	close(fd2);
+	fs_spool_finish(&s);
+	assert_int_equal(access(s.folder, F_OK), -1);
+}
+
+/* A second watchdog removes a dead one's folder, leaves a live one's alone, and follows no link. */
+static void only_dead_folders_are_removed(void **state)
+{
+	struct fs_spool live, other;
+	struct fs_errbuf e;
+	char dead[128], inside[160], link[128], kept[128];
+	snprintf(dead, sizeof(dead), "%s/farsight-spool-%u-dead00", folder, (unsigned)getuid());
+	snprintf(inside, sizeof(inside), "%s/3.img", dead);
+	snprintf(link, sizeof(link), "%s/farsight-spool-%u-link00", folder, (unsigned)getuid());
+	snprintf(kept, sizeof(kept), "%s/kept", folder);
+	assert_int_equal(fs_spool_init(&live, &e), FS_OK);
+	assert_int_equal(mkdir(dead, 0700), 0);
+	close(open(inside, O_CREAT | O_WRONLY, 0600));
+	assert_int_equal(mkdir(kept, 0700), 0);
+	assert_int_equal(symlink(kept, link), 0);
+	assert_int_equal(fs_spool_init(&other, &e), FS_OK);
+	assert_int_equal(access(dead, F_OK), -1);
+	assert_int_equal(access(live.folder, F_OK), 0);
+	assert_int_equal(access(kept, F_OK), 0);
+	fs_spool_finish(&live);
+	assert_int_equal(access(other.folder, F_OK), 0);
+	fs_spool_finish(&other);
+	assert_int_equal(unlink(link), 0);
+	assert_int_equal(rmdir(kept), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	        cmocka_unit_test(greetings_that_are_taken),
+	        cmocka_unit_test(greetings_that_are_refused),
+	        cmocka_unit_test(peer_that_is_no_address_is_left_out),
+	        cmocka_unit_test(socket_folder_is_made_private_and_checked),
+	        cmocka_unit_test(socket_path_follows_the_runtime_folder),
+	        cmocka_unit_test(spool_is_private_and_leaves_nothing),
+	        cmocka_unit_test(only_dead_folders_are_removed),
+	};
+	return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
