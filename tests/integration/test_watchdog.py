@@ -11,6 +11,7 @@ import subprocess
 import pytest
 
 import frames_client as fc
+import lab
 
 BUILD = pathlib.Path(os.environ.get("FARSIGHT_BUILD", pathlib.Path(__file__).parents[2] / "build-plain"))
 WATCHDOG = BUILD / "remote/watchdog/farsight-watchdog"
@@ -793,3 +794,33 @@ def test_agent_ends_when_the_watchdog_does(agent_host):
     assert c.gone()[-1][0] == fc.BYE
     c.close()
     assert c.owner.returncode == 3
+
+
+def test_forced_command_of_a_real_sshd(tmp_path):
+    """A key that may do nothing but run the agent; the session is killed, and the next one finds the same encoder."""
+    log = tmp_path / "encoder.log"
+    h = lab.VisionHost(tmp_path / "host", encoder=str(FAKE), extended=True, encoder_args=["--log", str(log)]).start()
+    trap = tmp_path / "trap"
+    argv = ["ssh", "-T", "-F", "/dev/null", "-p", str(h.port), "-i", h.tmp / "user_key", "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
+            "-o", f"UserKnownHostsFile={h.tmp}/known_hosts", "127.0.0.1", f"touch {trap}"]
+    try:
+        pids = set()
+        for i in range(2):
+            c = fc.through_agent(argv, dict(os.environ))
+            c.hello("lease-a")
+            c.await_ready()
+            s = h.status()
+            assert [(x["peer"], x["channels"]) for x in s["leases"]] == [("127.0.0.1", 1)]
+            pids.add(s["encoder"]["pid"])
+            pic = picture("rows=128x128", 200000 + i)
+            c.enc(1, pic)
+            assert c.answer(1)[2] == expected(pic, 16384, 8)
+            c.owner.kill()
+            c.close()
+            fc.wait_for(lambda: h.status()["leases"][0]["channels"] == 0, "the loss to be noticed")
+        assert len(pids) == 1 and not trap.exists()
+    finally:
+        h.stop()
+    fc.wait_for(lambda: not any(alive(p) for p in pids), "the end of the encoder")
+    text = "".join(f.read_text(errors="replace") for f in tmp_path.glob("**/watchdog.log"))
+    assert text and "Sanitizer" not in text and "runtime error" not in text, text
