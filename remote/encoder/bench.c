@@ -28,7 +28,7 @@ struct size {
 };
 
 struct args {
-	const char *mmproj, *device, *picture;
+	const char *mmproj, *device, *picture, *rows;
 	struct size sizes[MAX_SIZES];
 	int n_sizes, threads, repeat;
 	bool json, exact;
@@ -48,6 +48,7 @@ static int usage(FILE *f)
 	fprintf(f, "usage: farsight-bench-encoder --mmproj FILE.gguf [options]\n"
 	           "  --size WxH      picture drawn in that size, up to 16 times (448x448)\n"
 	           "  --picture FILE  this picture instead\n"
+	           "  --rows FILE     leave the rows of the last picture there, as a rows file\n"
 	           "  --threads N     CPU threads (all cores)\n"
 	           "  --repeat R      5\n"
 	           "  --device NAME   cpu\n"
@@ -92,6 +93,7 @@ static const struct option options[] = {
         {"mmproj", required_argument, NULL, 'm'},
         {"size", required_argument, NULL, 's'},
         {"picture", required_argument, NULL, 'p'},
+        {"rows", required_argument, NULL, 'o'},
         {"threads", required_argument, NULL, 't'},
         {"repeat", required_argument, NULL, 'r'},
         {"device", required_argument, NULL, 'd'},
@@ -118,6 +120,9 @@ static int parse_args(int argc, char **argv, struct args *a)
 			break;
 		case 'p':
 			a->picture = optarg;
+			break;
+		case 'o':
+			a->rows = optarg;
 			break;
 		case 't':
 			ok = parse_int("threads", optarg, 0, 1024, &a->threads) && ok;
@@ -238,10 +243,10 @@ static int ascending(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static int measure(
-        struct fs_encoder *v, const struct bytes *picture, int repeat, struct result *r, struct fs_errbuf *e)
+static int measure(struct fs_encoder *v, const struct args *a, const struct bytes *picture, struct result *r,
+        struct fs_errbuf *e)
 {
-	for (int i = -1; i < repeat; i++) { /* the first touches every weight */
+	for (int i = -1; i < a->repeat; i++) { /* the first touches every weight */
 		int64_t t = fs_now();
 		float *rows = NULL;
 		int err = fs_encoder_encode(v, picture->data, picture->n, 0, 0, NULL, &r->shape, &rows, e);
@@ -252,7 +257,11 @@ static int measure(
 			r->hash = hash_of(rows, &r->shape);
 		else
 			r->ms[r->n++] = (double)(fs_now() - t) / 1e6;
+		if (i < 0 && a->rows != NULL)
+			err = fs_rows_write_file(a->rows, &r->shape, rows, e);
 		free(rows);
+		if (err != FS_OK)
+			return err;
 	}
 	qsort(r->ms, (size_t)r->n, sizeof(r->ms[0]), ascending);
 	return FS_OK;
@@ -296,7 +305,7 @@ static int bench_one(struct fs_encoder *v, const struct args *a, const struct vi
 	int err = a->picture != NULL ? read_picture(a->picture, &b, e) : draw_png(z, &b, e);
 
 	if (err == FS_OK)
-		err = measure(v, &b, a->repeat, &r, e);
+		err = measure(v, a, &b, &r, e);
 	free(b.data);
 	if (err != FS_OK)
 		return err;

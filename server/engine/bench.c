@@ -4,9 +4,11 @@
  * installed. Random token ids from a fixed seed; every repeat has another prompt, so nothing is reused.
  *
  * prefill: prompt tokens / time until the first token's logits could be computed. decode: passes / time, a
- * pass with its logits and its greedy choice.
+ * pass with its logits and its greedy choice. GFLOP counts the layers' products, two a multiply-add;
+ * attention and the one row of logits are left out.
  */
 #include "server/engine/engine.h"
+#include "common/gguf/gguf.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -194,14 +196,35 @@ static json_t *sample_json(struct sample *s)
 	return json_pack("{s:f, s:f, s:f}", "median", m, "min", s->v[0], "max", s->v[s->n - 1]);
 }
 
-static int print_json(const struct fs_engine_info *info, const struct args *a, struct sample *pp,
-        struct sample *tg, const char *hash)
+/* GFLOP a token. */
+static int layers_gflop(const char *path, double *out, struct fs_errbuf *e)
 {
-	json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:i, s:o, s:o, s:s}", "model", info->name,
-	        "architecture", info->arch, "device", info->device, "weight_bytes",
+	struct fs_gguf *g = NULL;
+	int err = fs_gguf_open(&g, path, e);
+	double sum = 0;
+
+	if (err != FS_OK)
+		return err;
+	for (size_t i = 0; i < fs_gguf_n_tensors(g); i++) {
+		const struct fs_gguf_tensor *t = fs_gguf_tensor_at(g, i);
+
+		if (t->n_dims == 2 && strncmp(t->name, "blk.", 4) == 0)
+			sum += 2e-9 * (double)t->ne[0] * (double)t->ne[1];
+	}
+	fs_gguf_close(g);
+	*out = sum;
+	return FS_OK;
+}
+
+static int print_json(const struct fs_engine_info *info, const struct args *a, struct sample *pp,
+        struct sample *tg, double token_gflop, const char *hash)
+{
+	json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:i, s:o, s:f, s:o, s:s}", "model",
+	        info->name, "architecture", info->arch, "device", info->device, "weight_bytes",
 	        (json_int_t)info->weight_bytes, "threads", a->threads, "prompt_tokens", a->prompt,
 	        "generated", a->gen, "repeat", a->repeat, "prefill_tokens_per_s", sample_json(pp),
-	        "decode_tokens_per_s", sample_json(tg), "logits_hash", hash);
+	        "prefill_gflops", median(pp) * token_gflop, "decode_tokens_per_s", sample_json(tg),
+	        "logits_hash", hash);
 
 	if (o == NULL || json_dumpf(o, stdout, JSON_REAL_PRECISION(6)) != 0) {
 		fprintf(stderr, "farsight-bench-engine: can not write JSON\n");
@@ -220,14 +243,14 @@ static void print_row(const char *what, int n, struct sample *s)
 }
 
 static void print_table(const struct fs_engine_info *info, const struct args *a, struct sample *pp,
-        struct sample *tg, const char *hash)
+        struct sample *tg, double token_gflop, const char *hash)
 {
 	printf("%s (%s), %.2f GB of weights, %s, %d repeats\n", info->name, info->arch,
 	        (double)info->weight_bytes / 1e9, info->device, a->repeat);
 	printf("%-8s %6s %12s %12s %12s\n", "tokens/s", "tokens", "median", "min", "max");
 	print_row("prefill", a->prompt, pp);
 	print_row("decode", a->gen, tg);
-	printf("logits hash %s\n", hash);
+	printf("prefill %.1f GFLOP/s, logits hash %s\n", median(pp) * token_gflop, hash);
 }
 
 static int bench(struct fs_engine *en, const struct args *a, struct fs_errbuf *e)
@@ -235,8 +258,11 @@ static int bench(struct fs_engine *en, const struct args *a, struct fs_errbuf *e
 	static struct sample pp, tg;
 	struct hash h = {0};
 	char hash[32];
-	double drop;
-	int err = run_once(en, a, -1, &h, &drop, &drop, e); /* touches every weight */
+	double drop, token_gflop = 0;
+	int err = layers_gflop(a->model, &token_gflop, e);
+
+	if (err == FS_OK)
+		err = run_once(en, a, -1, &h, &drop, &drop, e); /* touches every weight */
 
 	for (int i = 0; i < a->repeat && err == FS_OK; i++) {
 		err = run_once(en, a, i, &h, &pp.v[i], &tg.v[i], e);
@@ -246,10 +272,10 @@ static int bench(struct fs_engine *en, const struct args *a, struct fs_errbuf *e
 		return err;
 	snprintf(hash, sizeof(hash), "%016llx", (unsigned long long)h.v);
 	if (a->json)
-		return print_json(fs_engine_info(en), a, &pp, &tg, hash) == 0
+		return print_json(fs_engine_info(en), a, &pp, &tg, token_gflop, hash) == 0
 		               ? FS_OK
 		               : fs_fail(e, FS_EIO, "output failed");
-	print_table(fs_engine_info(en), a, &pp, &tg, hash);
+	print_table(fs_engine_info(en), a, &pp, &tg, token_gflop, hash);
 	return FS_OK;
 }
 
