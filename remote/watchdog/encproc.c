@@ -5,6 +5,8 @@
  */
 #include "remote/watchdog/encproc.h"
 
+#include "common/gguf/gguf.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -308,10 +310,27 @@ void fs_encproc_cancel(struct fs_encproc *p)
 
 /* ---- what it says ---- */
 
+/* A plain encoder does not tell its model: the file that it was given does. "" when that is no GGUF. */
+static void read_fingerprint(const struct fs_encproc *p, char out[33])
+{
+	struct fs_gguf *g;
+	struct fs_errbuf e;
+	out[0] = 0;
+	if (fs_gguf_open(&g, p->cfg->mmproj, &e)) {
+		fs_warn("encoder: its model can not be named: %s", e.text);
+		return;
+	}
+	if (fs_gguf_fingerprint(g, out, &e))
+		out[0] = 0;
+	fs_gguf_close(g);
+}
+
 static void take_ready(struct fs_encproc *p, const struct fs_reply *r)
 {
 	p->facts = r->ready;
 	make_printable(p->facts.device);
+	if (!p->facts.fingerprint[0])
+		read_fingerprint(p, p->facts.fingerprint);
 	p->have_facts = true;
 	p->start_failed = false;
 	p->cause[0] = 0;

@@ -219,8 +219,9 @@ def test_two_servers_take_turns(host):
 
 
 def test_plain_encoder_gets_the_plain_protocol(host):
-    h = host(extended=False).start()
-    c = h.channel()
+    h = host(extended=False, mmproj=str(lab.TOP / "tests/parity/quants.gguf")).start()
+    c = h.channel(ready=False)
+    assert len(c.await_ready()["fingerprint"]) == 32  # not told by the encoder: read from the model's file
     pic = picture("rows=5x1")
     c.enc(1, pic, tokens=(4, 64))
     assert c.answer(1)[2] == expected(pic, 5, 8)
