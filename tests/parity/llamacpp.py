@@ -7,6 +7,11 @@ import time
 import numpy as np
 from llama_cpp import Llama, llama_cpp, mtmd_cpp
 
+# The multimodal library logs on its own, every picture; kept alive here since C calls it.
+QUIET = llama_cpp.llama_log_callback(lambda _level, _text, _arg: None)
+mtmd_cpp.mtmd_log_set(QUIET, None)
+mtmd_cpp.mtmd_helper_log_set(QUIET, None)
+
 
 class Text:
     def __init__(self, path, threads, context=1024, flash=False):
