@@ -1,7 +1,7 @@
 /*
- * The ssh agent's protocol (draft-miller-ssh-agent), the two requests that are needed: list and sign. Own code because libssh2's
- * waits on the agent without a deadline, and an agent may be stuck or be asking its user. Runs on the thread of the connection;
- * one request at a time; answers are bounded.
+ * The ssh agent's protocol (draft-miller-ssh-agent), the two requests that are needed: list and sign. Own
+ * code because libssh2's waits on the agent without a deadline, and an agent may be stuck or be asking its
+ * user. Runs on the thread of the connection; one request at a time; answers are bounded.
  */
 #include "server/ssh/internal.h"
 
@@ -17,13 +17,15 @@
 #define AGENT_MAX (256 * 1024) /* as OpenSSH's own limit */
 enum { REQUEST_IDENTITIES = 11, IDENTITIES_ANSWER = 12, SIGN_REQUEST = 13, SIGN_RESPONSE = 14 };
 
-int fs_agent_open(struct fs_agent *a, const char *socket_path, const struct fs_patience *p, struct fs_errbuf *e)
+int fs_agent_open(
+        struct fs_agent *a, const char *socket_path, const struct fs_patience *p, struct fs_errbuf *e)
 {
 	struct sockaddr_un un = {.sun_family = AF_UNIX};
 	a->fd = -1;
 	a->patience = p;
 	if (strlen(socket_path) >= sizeof(un.sun_path))
-		return fs_fail(e, FS_EINVAL, "the path of the ssh agent's socket is too long: %.200s", socket_path);
+		return fs_fail(
+		        e, FS_EINVAL, "the path of the ssh agent's socket is too long: %.200s", socket_path);
 	strcpy(un.sun_path, socket_path);
 	a->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (a->fd < 0 || connect(a->fd, (struct sockaddr *)&un, sizeof(un))) {
@@ -59,7 +61,8 @@ static int move(struct fs_agent *a, void *buf, size_t n, bool out, struct fs_err
 			return fs_fail_errno(e, FS_EUNAVAILABLE, "the ssh agent can not be reached");
 		int rc = fs_patience_poll(a->patience, a->fd, out ? POLLOUT : POLLIN);
 		if (rc)
-			return fs_fail(e, rc, rc == FS_ETIMEOUT ? "the ssh agent did not answer in time" : "cancelled");
+			return fs_fail(e, rc,
+			        rc == FS_ETIMEOUT ? "the ssh agent did not answer in time" : "cancelled");
 	}
 	return FS_OK;
 }
@@ -100,12 +103,16 @@ static bool take_str(const uint8_t **p, size_t *n, const uint8_t **s, size_t *le
 	return true;
 }
 
-/* body: the request with its type byte. answer (an initialised buffer) gets the reply without length and type. */
-static int ask(struct fs_agent *a, const struct fs_buf *body, uint8_t want, struct fs_buf *answer, struct fs_errbuf *e)
+/* body: the request with its type byte. answer (an initialised buffer) gets the reply without length and
+ * type. */
+static int ask(struct fs_agent *a, const struct fs_buf *body, uint8_t want, struct fs_buf *answer,
+        struct fs_errbuf *e)
 {
-	uint8_t head[5] = {(uint8_t)(body->len >> 24), (uint8_t)(body->len >> 16), (uint8_t)(body->len >> 8), (uint8_t)body->len};
+	uint8_t head[5] = {(uint8_t)(body->len >> 24), (uint8_t)(body->len >> 16), (uint8_t)(body->len >> 8),
+	        (uint8_t)body->len};
 	int rc;
-	if ((rc = move(a, head, 4, true, e)) || (rc = move(a, body->data, body->len, true, e)) || (rc = move(a, head, 5, false, e)))
+	if ((rc = move(a, head, 4, true, e)) || (rc = move(a, body->data, body->len, true, e)) ||
+	        (rc = move(a, head, 5, false, e)))
 		return rc;
 	size_t n = (size_t)head[0] << 24 | (size_t)head[1] << 16 | (size_t)head[2] << 8 | head[3];
 	if (n < 1 || n > AGENT_MAX)
@@ -144,7 +151,8 @@ int fs_agent_list(struct fs_agent *a, struct fs_agent_key *keys, size_t *n, stru
 		} else {
 			memcpy(k->blob, s, len);
 			k->n = len;
-			snprintf(k->comment, sizeof(k->comment), "%.*s", (int)FS_MIN(comment_n, (size_t)127), (const char *)comment);
+			snprintf(k->comment, sizeof(k->comment), "%.*s", (int)FS_MIN(comment_n, (size_t)127),
+			        (const char *)comment);
 			++*n;
 		}
 	}
@@ -164,8 +172,8 @@ void fs_agent_keys_free(struct fs_agent_key *keys, size_t n)
 }
 
 /* Answer: string signature { string algorithm, string blob }. libssh2 puts the key's type in front itself. */
-int fs_agent_sign(struct fs_agent *a, const uint8_t *blob, size_t blob_n, const uint8_t *data, size_t data_n, uint8_t **sig,
-	size_t *sig_n, struct fs_errbuf *e)
+int fs_agent_sign(struct fs_agent *a, const uint8_t *blob, size_t blob_n, const uint8_t *data, size_t data_n,
+        uint8_t **sig, size_t *sig_n, struct fs_errbuf *e)
 {
 	struct fs_buf q, r;
 	fs_buf_init(&q, AGENT_MAX);
@@ -183,7 +191,7 @@ int fs_agent_sign(struct fs_agent *a, const uint8_t *blob, size_t blob_n, const 
 	size_t left = r.len, outer_n, algo_n, s_n;
 	if (!rc) {
 		if (!take_str(&p, &left, &outer, &outer_n) || !take_str(&outer, &outer_n, &algo, &algo_n) ||
-			!take_str(&outer, &outer_n, &s, &s_n) || s_n == 0)
+		        !take_str(&outer, &outer_n, &s, &s_n) || s_n == 0)
 			rc = fs_fail(e, FS_EFORMAT, "the ssh agent sent nonsense");
 		else if (!(*sig = malloc(s_n)))
 			rc = fs_fail(e, FS_ENOMEM, "out of memory");

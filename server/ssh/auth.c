@@ -1,7 +1,8 @@
 /*
- * Public key authentication: the configured keys first (through the agent when it holds them, else from their files), then the
- * agent's others, then the usual files. Runs on the thread of the connection within its patience. At most MAX_TRIES keys are
- * offered: sshd hangs up at six failures. It never asks anybody for anything.
+ * Public key authentication: the configured keys first (through the agent when it holds them, else from their
+ * files), then the agent's others, then the usual files. Runs on the thread of the connection within its
+ * patience. At most MAX_TRIES keys are offered: sshd hangs up at six failures. It never asks anybody for
+ * anything.
  */
 #include "server/ssh/internal.h"
 
@@ -47,7 +48,7 @@ static int wait_session(struct auth *a, struct fs_errbuf *e)
 {
 	int dir = libssh2_session_block_directions(a->ls);
 	short events = (short)((dir & LIBSSH2_SESSION_BLOCK_OUTBOUND ? POLLOUT : 0) |
-		(dir & LIBSSH2_SESSION_BLOCK_INBOUND || !dir ? POLLIN : 0));
+	                       (dir & LIBSSH2_SESSION_BLOCK_INBOUND || !dir ? POLLIN : 0));
 	int rc = fs_patience_poll(a->patience, a->fd, events);
 	if (rc == FS_ETIMEOUT)
 		return fs_fail(e, rc, "%s did not answer during authentication", a->conf->target.hostname);
@@ -60,17 +61,19 @@ static int verdict(struct auth *a, int rc, const char *name, struct fs_errbuf *e
 	a->tries++;
 	if (rc == 0)
 		return FS_OK;
-	if (rc == LIBSSH2_ERROR_AUTHENTICATION_FAILED || rc == LIBSSH2_ERROR_PUBLICKEY_UNVERIFIED || rc == LIBSSH2_ERROR_FILE) {
+	if (rc == LIBSSH2_ERROR_AUTHENTICATION_FAILED || rc == LIBSSH2_ERROR_PUBLICKEY_UNVERIFIED ||
+	        rc == LIBSSH2_ERROR_FILE) {
 		note(a->refused, sizeof(a->refused), name);
 		return FS_ENOTFOUND;
 	}
 	char *text = NULL;
 	libssh2_session_last_error(a->ls, &text, NULL, 0);
-	return fs_fail(e, FS_EUNAVAILABLE, "%s ended the connection during authentication (%s)", a->conf->target.hostname,
-		text ? text : "no reason told");
+	return fs_fail(e, FS_EUNAVAILABLE, "%s ended the connection during authentication (%s)",
+	        a->conf->target.hostname, text ? text : "no reason told");
 }
 
-static int sign_with_agent(LIBSSH2_SESSION *ls, unsigned char **sig, size_t *sig_n, const unsigned char *data, size_t n, void **abstract)
+static int sign_with_agent(LIBSSH2_SESSION *ls, unsigned char **sig, size_t *sig_n, const unsigned char *data,
+        size_t n, void **abstract)
 {
 	struct auth *a = *abstract;
 	return fs_agent_sign(&a->agent, a->blob, a->blob_n, data, n, sig, sig_n, &a->sign_error) ? -1 : 0;
@@ -90,7 +93,8 @@ static int try_agent_key(struct auth *a, size_t i, struct fs_errbuf *e)
 	}
 	if (!strcmp(type, "ssh-rsa") && !library_has_rsa_sha2()) {
 		note(a->skipped, sizeof(a->skipped), name);
-		note(a->skipped, sizeof(a->skipped), "(RSA needs libssh2 1.11; make a key with ssh-keygen -t ed25519)");
+		note(a->skipped, sizeof(a->skipped),
+		        "(RSA needs libssh2 1.11; make a key with ssh-keygen -t ed25519)");
 		return FS_ENOTFOUND;
 	}
 	a->blob = k->blob;
@@ -98,8 +102,8 @@ static int try_agent_key(struct auth *a, size_t i, struct fs_errbuf *e)
 	a->sign_error.text[0] = '\0';
 	void *self = a;
 	int rc;
-	while ((rc = libssh2_userauth_publickey(a->ls, a->conf->target.user, k->blob, k->n, sign_with_agent, &self)) ==
-		LIBSSH2_ERROR_EAGAIN) {
+	while ((rc = libssh2_userauth_publickey(a->ls, a->conf->target.user, k->blob, k->n, sign_with_agent,
+	                &self)) == LIBSSH2_ERROR_EAGAIN) {
 		int w = wait_session(a, e);
 		if (w)
 			return w;
@@ -107,8 +111,9 @@ static int try_agent_key(struct auth *a, size_t i, struct fs_errbuf *e)
 	if (*a->sign_error.text) { /* the agent failed, not the server */
 		note(a->skipped, sizeof(a->skipped), a->sign_error.text);
 		int over = fs_patience_poll(a->patience, -1, 0);
-		return over == FS_ECANCELLED || fs_now() >= a->patience->deadline ? fs_fail(e, FS_ETIMEOUT, "%s", a->sign_error.text)
-										  : FS_ENOTFOUND;
+		return over == FS_ECANCELLED || fs_now() >= a->patience->deadline
+		               ? fs_fail(e, FS_ETIMEOUT, "%s", a->sign_error.text)
+		               : FS_ENOTFOUND;
 	}
 	return verdict(a, rc, name, e);
 }
@@ -117,8 +122,8 @@ static int try_file_key(struct auth *a, const struct fs_ssh_key *k, struct fs_er
 {
 	const char *user = a->conf->target.user;
 	int rc;
-	while ((rc = libssh2_userauth_publickey_frommemory(a->ls, user, strlen(user), NULL, 0, k->text, k->n, NULL)) ==
-		LIBSSH2_ERROR_EAGAIN) {
+	while ((rc = libssh2_userauth_publickey_frommemory(
+	                a->ls, user, strlen(user), NULL, 0, k->text, k->n, NULL)) == LIBSSH2_ERROR_EAGAIN) {
 		int w = wait_session(a, e);
 		if (w)
 			return w;
@@ -147,8 +152,10 @@ static int try_identity(struct auth *a, const char *path, bool quiet, struct fs_
 	}
 	rc = FS_ENOTFOUND;
 	if (k.rsa && !library_has_rsa_sha2()) {
-		snprintf(text, sizeof(text), "%s (an RSA key, which libssh2 %s signs with SHA-1 alone and sshd refuses; make one with ssh-keygen -t ed25519)",
-			path, libssh2_version(0));
+		snprintf(text, sizeof(text),
+		        "%s (an RSA key, which libssh2 %s signs with SHA-1 alone and sshd refuses; make one "
+		        "with ssh-keygen -t ed25519)",
+		        path, libssh2_version(0));
 		note(a->skipped, sizeof(a->skipped), text);
 	} else if (k.encrypted) {
 		snprintf(text, sizeof(text), "%s (encrypted; add it to the agent: ssh-add %s)", path, path);
@@ -210,16 +217,18 @@ static int check_methods(struct auth *a, struct fs_errbuf *e)
 		if (libssh2_session_last_errno(a->ls) != LIBSSH2_ERROR_EAGAIN) {
 			char *text = NULL;
 			libssh2_session_last_error(a->ls, &text, NULL, 0);
-			return fs_fail(e, FS_EUNAVAILABLE, "%s ended the connection before authentication (%s)", t->hostname,
-				text ? text : "no reason told");
+			return fs_fail(e, FS_EUNAVAILABLE,
+			        "%s ended the connection before authentication (%s)", t->hostname,
+			        text ? text : "no reason told");
 		}
 		int rc = wait_session(a, e);
 		if (rc)
 			return rc;
 	}
 	if (!strstr(list, "publickey"))
-		return fs_fail(e, FS_EAUTH, "sshd of %s offers no public key authentication to %s (it offers: %s)", t->hostname, t->user,
-			list);
+		return fs_fail(e, FS_EAUTH,
+		        "sshd of %s offers no public key authentication to %s (it offers: %s)", t->hostname,
+		        t->user, list);
 	return FS_OK;
 }
 
@@ -227,15 +236,19 @@ static int explain(const struct auth *a, struct fs_errbuf *e)
 {
 	const struct fs_ssh_target *t = &a->conf->target;
 	if (a->tries == 0 && !*a->skipped)
-		return fs_fail(e, FS_EAUTH, "there is no key for %s@%s: make one with ssh-keygen -t ed25519 and run ssh-copy-id %s@%s",
-			t->user, t->hostname, t->user, t->hostname);
+		return fs_fail(e, FS_EAUTH,
+		        "there is no key for %s@%s: make one with ssh-keygen -t ed25519 and run ssh-copy-id "
+		        "%s@%s",
+		        t->user, t->hostname, t->user, t->hostname);
 	if (a->tries == 0)
 		return fs_fail(e, FS_EAUTH, "no usable key for %s@%s: %s", t->user, t->hostname, a->skipped);
-	return fs_fail(e, FS_EAUTH, "%s@%s accepts none of these keys: %s%s%s; put one into its authorized_keys with ssh-copy-id",
-		t->user, t->hostname, a->refused, *a->skipped ? "; not offered: " : "", a->skipped);
+	return fs_fail(e, FS_EAUTH,
+	        "%s@%s accepts none of these keys: %s%s%s; put one into its authorized_keys with ssh-copy-id",
+	        t->user, t->hostname, a->refused, *a->skipped ? "; not offered: " : "", a->skipped);
 }
 
-int fs_ssh_auth(LIBSSH2_SESSION *ls, int fd, const struct fs_ssh_conf *c, const struct fs_patience *p, struct fs_errbuf *e)
+int fs_ssh_auth(LIBSSH2_SESSION *ls, int fd, const struct fs_ssh_conf *c, const struct fs_patience *p,
+        struct fs_errbuf *e)
 {
 	struct auth *a = calloc(1, sizeof(*a));
 	if (!a)

@@ -1,4 +1,5 @@
-/* The state of reading ~/.ssh/config: config.c reads files into it, resolve.c makes the target of it. Private to those two. */
+/* The state of reading ~/.ssh/config: config.c reads files into it, resolve.c makes the target of it. Private
+ * to those two. */
 #ifndef FS_SERVER_SSH_CONF_H
 #define FS_SERVER_SSH_CONF_H
 
@@ -29,6 +30,7 @@ int fs_conf_parse_text(struct fs_conf_parse *p, const char *file, char *text, si
 /* FS_ENOTFOUND when there is none. *text is malloc'd and NUL-terminated. */
 int fs_conf_read_file(const char *path, bool check_owner, char **text, size_t *n, struct fs_errbuf *e);
 /* '~', % tokens and ${NAME}. key: for the message. */
-int fs_conf_expand(const struct fs_conf_parse *p, const char *key, const char *in, char *out, size_t cap, struct fs_errbuf *e);
+int fs_conf_expand(const struct fs_conf_parse *p, const char *key, const char *in, char *out, size_t cap,
+        struct fs_errbuf *e);
 
 #endif

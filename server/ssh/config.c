@@ -1,8 +1,8 @@
 /*
- * ~/.ssh/config: from a name as the admin wrote it to host, port, user, keys and known_hosts files, by OpenSSH's rules: the first
- * value of a key wins, Host blocks match the name as written, identity files add up. Runs on the thread of the connection; keeps
- * nothing. It refuses what it can not honour when it would apply (ProxyJump, ProxyCommand, Match exec), naming file and line, and a
- * file that others may write.
+ * ~/.ssh/config: from a name as the admin wrote it to host, port, user, keys and known_hosts files, by
+ * OpenSSH's rules: the first value of a key wins, Host blocks match the name as written, identity files add
+ * up. Runs on the thread of the connection; keeps nothing. It refuses what it can not honour when it would
+ * apply (ProxyJump, ProxyCommand, Match exec), naming file and line, and a file that others may write.
  */
 #include "server/ssh/conf.h"
 
@@ -19,7 +19,8 @@
 
 static int parse_text(struct fs_conf_parse *p, const char *file, char *text, size_t n, bool active);
 
-/* Cuts the next word out of *p in place: quotes, backslash inside quotes, '#' at a word's start ends the line. NULL = no more. */
+/* Cuts the next word out of *p in place: quotes, backslash inside quotes, '#' at a word's start ends the
+ * line. NULL = no more. */
 static char *next_word(char **p)
 {
 	char *s = *p;
@@ -66,11 +67,12 @@ static int current_hostname(const struct fs_conf_parse *p, char *out, size_t cap
 
 static int unsupported(const struct fs_conf_parse *p, const char *what, const char *hint, struct fs_errbuf *e)
 {
-	return fs_fail(e, FS_ENOTSUP, "%s line %d: %s applies to host %s and can not be honoured here; %s", p->file, p->line, what,
-		p->out->original, hint);
+	return fs_fail(e, FS_ENOTSUP, "%s line %d: %s applies to host %s and can not be honoured here; %s",
+	        p->file, p->line, what, p->out->original, hint);
 }
 
-/* Criteria are checked in order; what needs a program or a second pass is an error unless an earlier criterion already failed. */
+/* Criteria are checked in order; what needs a program or a second pass is an error unless an earlier
+ * criterion already failed. */
 static int match_block(struct fs_conf_parse *p, char *rest, bool *active, struct fs_errbuf *e)
 {
 	bool on = true;
@@ -87,12 +89,14 @@ static int match_block(struct fs_conf_parse *p, char *rest, bool *active, struct
 		}
 		if (!strcasecmp(crit, "final")) {
 			if (on)
-				return unsupported(p, "\"Match final\"", "write the settings into a Host block", e);
+				return unsupported(
+				        p, "\"Match final\"", "write the settings into a Host block", e);
 			continue;
 		}
 		char *arg = next_word(&rest);
 		if (!arg)
-			return fs_fail(e, FS_EINVAL, "%s line %d: \"Match %s\" lacks its value", p->file, p->line, crit);
+			return fs_fail(e, FS_EINVAL, "%s line %d: \"Match %s\" lacks its value", p->file,
+			        p->line, crit);
 		const char *subject = NULL;
 		char hostname[256];
 		int rc = current_hostname(p, hostname, sizeof(hostname));
@@ -109,7 +113,7 @@ static int match_block(struct fs_conf_parse *p, char *rest, bool *active, struct
 		if (!subject) {
 			if (on)
 				return unsupported(p, "a Match block whose criteria can not be evaluated",
-					"write the settings into a Host block", e);
+				        "write the settings into a Host block", e);
 			continue;
 		}
 		bool hit = fs_ssh_glob_list(arg, ',', subject) == 1;
@@ -122,7 +126,8 @@ static int match_block(struct fs_conf_parse *p, char *rest, bool *active, struct
 static int include_one(struct fs_conf_parse *p, const char *path, bool active, struct fs_errbuf *e)
 {
 	if (++p->n_files > FS_SSH_CONF_MAX_FILES)
-		return fs_fail(e, FS_ELIMIT, "%s line %d: Include reads more than %d files", p->file, p->line, FS_SSH_CONF_MAX_FILES);
+		return fs_fail(e, FS_ELIMIT, "%s line %d: Include reads more than %d files", p->file, p->line,
+		        FS_SSH_CONF_MAX_FILES);
 	char *text;
 	size_t n;
 	int rc = fs_conf_read_file(path, p->check_owner, &text, &n, e);
@@ -144,7 +149,8 @@ static int include_one(struct fs_conf_parse *p, const char *path, bool active, s
 static int include(struct fs_conf_parse *p, char *rest, bool active, struct fs_errbuf *e)
 {
 	if (p->depth >= FS_SSH_CONF_MAX_DEPTH)
-		return fs_fail(e, FS_ELIMIT, "%s line %d: Include is nested more than %d deep", p->file, p->line, FS_SSH_CONF_MAX_DEPTH);
+		return fs_fail(e, FS_ELIMIT, "%s line %d: Include is nested more than %d deep", p->file,
+		        p->line, FS_SSH_CONF_MAX_DEPTH);
 	int rc = FS_OK;
 	for (char *w; !rc && (w = next_word(&rest));) {
 		char pattern[1024];
@@ -177,7 +183,8 @@ static int take_string(struct fs_conf_parse *p, char *dst, size_t cap, const cha
 	return FS_OK;
 }
 
-static int take_files(struct fs_conf_parse *p, struct fs_conf_files *f, char *first, char *rest, struct fs_errbuf *e)
+static int take_files(
+        struct fs_conf_parse *p, struct fs_conf_files *f, char *first, char *rest, struct fs_errbuf *e)
 {
 	if (f->set)
 		return FS_OK;
@@ -324,7 +331,9 @@ int fs_conf_parse_text(struct fs_conf_parse *p, const char *file, char *text, si
 		p->file = p->proxy_file;
 		p->line = p->proxy_line;
 		rc = unsupported(p, p->proxy_key,
-			"give the vision host an address that this machine reaches directly, or forward a port with ssh -L and name that", p->e);
+		        "give the vision host an address that this machine reaches directly, or forward a "
+		        "port with ssh -L and name that",
+		        p->e);
 	}
 	return rc;
 }
@@ -339,7 +348,9 @@ int fs_conf_read_file(const char *path, bool check_owner, char **text, size_t *n
 	}
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
-		return errno == ENOENT || errno == ENOTDIR ? FS_ENOTFOUND : fs_fail_errno(e, FS_EIO, "can not open %s", path);
+		return errno == ENOENT || errno == ENOTDIR
+		               ? FS_ENOTFOUND
+		               : fs_fail_errno(e, FS_EIO, "can not open %s", path);
 	struct stat st;
 	int rc = FS_OK;
 	char *buf = NULL;

@@ -1,7 +1,7 @@
 /*
- * Private key files: whether we may use one at all, and why not. Reads the file once (the descriptor that was checked is the one
- * that is read) and tells encrypted and RSA keys apart before the server is asked, so that the error names the fix. Parses the
- * outer shell only; signing is libssh2's and OpenSSL's.
+ * Private key files: whether we may use one at all, and why not. Reads the file once (the descriptor that was
+ * checked is the one that is read) and tells encrypted and RSA keys apart before the server is asked, so that
+ * the error names the fix. Parses the outer shell only; signing is libssh2's and OpenSSL's.
  */
 #include "server/ssh/internal.h"
 
@@ -60,7 +60,8 @@ static bool field(const uint8_t *b, size_t n, size_t *at, const uint8_t **s, siz
 	return true;
 }
 
-/* openssh-key-v1 (PROTOCOL.key): magic, cipher, kdf, kdf options, number of keys, public blob, private part. */
+/* openssh-key-v1 (PROTOCOL.key): magic, cipher, kdf, kdf options, number of keys, public blob, private part.
+ */
 static bool parse_openssh(struct fs_ssh_key *k)
 {
 	const char *begin = strstr(k->text, OPENSSH_BEGIN), *end = strstr(k->text, OPENSSH_END);
@@ -84,9 +85,10 @@ static bool parse_openssh(struct fs_ssh_key *k)
 	const uint8_t *cipher, *kdf, *opts, *pub;
 	size_t at = sizeof(magic), cipher_n, kdf_n, opts_n, pub_n;
 	char type[64];
-	bool good = raw && n > sizeof(magic) + 4 && !memcmp(raw, magic, sizeof(magic)) && field(raw, n, &at, &cipher, &cipher_n) &&
-		field(raw, n, &at, &kdf, &kdf_n) && field(raw, n, &at, &opts, &opts_n) && n - at >= 4 && (at += 4) &&
-		field(raw, n, &at, &pub, &pub_n) && fs_ssh_blob_type(pub, pub_n, type, sizeof(type));
+	bool good = raw && n > sizeof(magic) + 4 && !memcmp(raw, magic, sizeof(magic)) &&
+	            field(raw, n, &at, &cipher, &cipher_n) && field(raw, n, &at, &kdf, &kdf_n) &&
+	            field(raw, n, &at, &opts, &opts_n) && n - at >= 4 && (at += 4) &&
+	            field(raw, n, &at, &pub, &pub_n) && fs_ssh_blob_type(pub, pub_n, type, sizeof(type));
 	if (good) {
 		k->encrypted = cipher_n != 4 || memcmp(cipher, "none", 4);
 		k->rsa = !strcmp(type, "ssh-rsa");
@@ -109,7 +111,8 @@ static bool parse_pem(struct fs_ssh_key *k)
 {
 	if (!strstr(k->text, "-----BEGIN") || !strstr(k->text, "PRIVATE KEY-----"))
 		return false;
-	k->encrypted = strstr(k->text, "BEGIN ENCRYPTED PRIVATE KEY") || strstr(k->text, "Proc-Type: 4,ENCRYPTED");
+	k->encrypted =
+	        strstr(k->text, "BEGIN ENCRYPTED PRIVATE KEY") || strstr(k->text, "Proc-Type: 4,ENCRYPTED");
 	k->rsa = strstr(k->text, "BEGIN RSA PRIVATE KEY") != NULL;
 	if (k->encrypted || k->rsa)
 		return true;
@@ -156,8 +159,8 @@ int fs_ssh_key_load(const char *path, struct fs_ssh_key *k, struct fs_errbuf *e)
 	if (fstat(fd, &st) || !S_ISREG(st.st_mode))
 		rc = fs_fail(e, FS_EAUTH, "key %s is not a file", path);
 	else if (st.st_uid == getuid() && (st.st_mode & 077))
-		rc = fs_fail(e, FS_EAUTH, "key file %s can be read by others (mode %04o); run: chmod 600 %s", path,
-			(unsigned)st.st_mode & 07777, path);
+		rc = fs_fail(e, FS_EAUTH, "key file %s can be read by others (mode %04o); run: chmod 600 %s",
+		        path, (unsigned)st.st_mode & 07777, path);
 	else
 		rc = read_all(fd, path, &k->text, &k->n, e);
 	close(fd);

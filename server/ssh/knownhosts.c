@@ -1,7 +1,8 @@
 /*
- * known_hosts: which keys are known for one host, and whether the one it shows is among them. Runs on the thread of the
- * connection. Own matching on purpose: libssh2 1.10 ignores @revoked, patterns and negations, gives up a file at the first bad
- * line, takes CR for part of a key and calls another key type a changed key. Names are compared as configured, never by address.
+ * known_hosts: which keys are known for one host, and whether the one it shows is among them. Runs on the
+ * thread of the connection. Own matching on purpose: libssh2 1.10 ignores @revoked, patterns and negations,
+ * gives up a file at the first bad line, takes CR for part of a key and calls another key type a changed key.
+ * Names are compared as configured, never by address.
  */
 #include "server/ssh/internal.h"
 
@@ -14,22 +15,23 @@
 #include <string.h>
 #include <strings.h>
 
-#define MAX_ENTRIES 256	       /* lines of one host that are kept */
-#define MAX_LINE 32768	       /* longer ones are bad */
+#define MAX_ENTRIES 256      /* lines of one host that are kept */
+#define MAX_LINE 32768       /* longer ones are bad */
 #define MAX_FILE (16u << 20) /* known_hosts of a large site */
 
 enum marker { PLAIN, REVOKED, AUTHORITY };
 
 struct entry {
 	enum marker marker;
-	bool by_name_only; /* matched the bare name while the port is not 22: vouches, but does not contradict */
+	bool by_name_only; /* matched the bare name while the port is not 22: vouches, but does not contradict
+	                    */
 	char type[64];
 	uint8_t *blob;
 	size_t n;
 	char where[600];
 };
 struct fs_known_hosts {
-	char name[256];	     /* lower case */
+	char name[256];      /* lower case */
 	char name_port[280]; /* "[name]:port", "" on port 22 and for an alias */
 	struct entry entries[MAX_ENTRIES];
 	size_t n, bad;
@@ -95,8 +97,8 @@ static bool hashed_matches(const char *field, const char *name)
 	unsigned char md[EVP_MAX_MD_SIZE];
 	unsigned len = 0;
 	bool hit = salt && want &&
-		HMAC(EVP_sha1(), salt, (int)salt_n, (const unsigned char *)name, strlen(name), md, &len) && len == want_n &&
-		CRYPTO_memcmp(md, want, len) == 0;
+	           HMAC(EVP_sha1(), salt, (int)salt_n, (const unsigned char *)name, strlen(name), md, &len) &&
+	           len == want_n && CRYPTO_memcmp(md, want, len) == 0;
 	free(salt);
 	free(want);
 	return hit;
@@ -106,7 +108,8 @@ static bool field_matches(const char *field, const char *name)
 {
 	if (!*name)
 		return false;
-	return strncmp(field, "|1|", 3) == 0 ? hashed_matches(field, name) : fs_ssh_glob_list(field, ',', name) == 1;
+	return strncmp(field, "|1|", 3) == 0 ? hashed_matches(field, name)
+	                                     : fs_ssh_glob_list(field, ',', name) == 1;
 }
 
 static char *cut(char **p)
@@ -155,7 +158,8 @@ static bool add_line(struct fs_known_hosts *k, const char *file, int line_no, ch
 	bool exact = *k->name_port ? field_matches(hosts, k->name_port) : field_matches(hosts, k->name);
 	en.by_name_only = !exact && *k->name_port && field_matches(hosts, k->name);
 	en.blob = fs_ssh_base64(key, strlen(key), &en.n);
-	bool good = en.blob && fs_ssh_blob_type(en.blob, en.n, en.type, sizeof(en.type)) && !strcmp(en.type, type);
+	bool good = en.blob && fs_ssh_blob_type(en.blob, en.n, en.type, sizeof(en.type)) &&
+	            !strcmp(en.type, type);
 	if (!good || (!exact && !en.by_name_only) || k->n == MAX_ENTRIES) {
 		free(en.blob);
 		return good;
@@ -201,7 +205,8 @@ static struct fs_known_hosts *create(const char *host, int port, bool alias)
 	return k;
 }
 
-int fs_kh_parse(const char *host, int port, bool alias, const char *text, size_t n, struct fs_known_hosts **out, struct fs_errbuf *e)
+int fs_kh_parse(const char *host, int port, bool alias, const char *text, size_t n,
+        struct fs_known_hosts **out, struct fs_errbuf *e)
 {
 	struct fs_known_hosts *k = create(host, port, alias);
 	if (!k)
@@ -290,8 +295,8 @@ static void add_method(char *out, size_t cap, const char *method)
 
 void fs_kh_method_pref(const struct fs_known_hosts *k, char *out, size_t cap)
 {
-	static const char *const all[] = {"ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
-		"rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"};
+	static const char *const all[] = {"ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384",
+	        "ecdsa-sha2-nistp521", "rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"};
 	out[0] = '\0';
 	for (size_t i = 0; i < k->n; i++) {
 		const struct entry *en = &k->entries[i];
@@ -309,7 +314,8 @@ void fs_kh_method_pref(const struct fs_known_hosts *k, char *out, size_t cap)
 		add_method(out, cap, all[i]);
 }
 
-enum fs_kh_verdict fs_kh_check(const struct fs_known_hosts *k, const uint8_t *blob, size_t n, char *where, size_t cap)
+enum fs_kh_verdict fs_kh_check(
+        const struct fs_known_hosts *k, const uint8_t *blob, size_t n, char *where, size_t cap)
 {
 	char type[64] = "";
 	fs_ssh_blob_type(blob, n, type, sizeof(type));
@@ -330,8 +336,12 @@ enum fs_kh_verdict fs_kh_check(const struct fs_known_hosts *k, const uint8_t *bl
 		else
 			this = strcmp(en->type, type) ? FS_KH_OTHER_TYPE : FS_KH_CHANGED;
 		/* revoked beats match beats changed beats other type beats authority beats nothing */
-		static const int rank[] = {[FS_KH_UNKNOWN] = 0, [FS_KH_ONLY_CA] = 1, [FS_KH_OTHER_TYPE] = 2, [FS_KH_CHANGED] = 3,
-			[FS_KH_MATCH] = 4, [FS_KH_REVOKED] = 5};
+		static const int rank[] = {[FS_KH_UNKNOWN] = 0,
+		        [FS_KH_ONLY_CA] = 1,
+		        [FS_KH_OTHER_TYPE] = 2,
+		        [FS_KH_CHANGED] = 3,
+		        [FS_KH_MATCH] = 4,
+		        [FS_KH_REVOKED] = 5};
 		if (rank[this] > rank[v]) {
 			v = this;
 			why = en;

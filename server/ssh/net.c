@@ -1,6 +1,7 @@
 /*
- * Name lookup and TCP connect within a deadline, and the one poll that all steps of a connection wait in. getaddrinfo can not be
- * interrupted, so it runs on a detached thread that outlives an impatient caller; at most MAX_LOOKUPS of them exist in the process.
+ * Name lookup and TCP connect within a deadline, and the one poll that all steps of a connection wait in.
+ * getaddrinfo can not be interrupted, so it runs on a detached thread that outlives an impatient caller; at
+ * most MAX_LOOKUPS of them exist in the process.
  */
 #include "server/ssh/internal.h"
 
@@ -65,7 +66,8 @@ static void lookup_unref(struct lookup *l)
 static void *lookup_run(void *arg)
 {
 	struct lookup *l = arg;
-	struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG};
+	struct addrinfo hints = {
+	        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG};
 	l->gai = getaddrinfo(l->host, l->port, &hints, &l->list);
 	l->sys_errno = errno;
 	atomic_store(&l->done, true);
@@ -95,7 +97,8 @@ static int lookup_start(struct lookup *l, struct fs_errbuf *e)
 {
 	if (atomic_fetch_add(&lookups, 1) >= MAX_LOOKUPS) {
 		atomic_fetch_sub(&lookups, 1);
-		return fs_fail(e, FS_EUNAVAILABLE, "%d name lookups are hanging; check the name servers", MAX_LOOKUPS);
+		return fs_fail(e, FS_EUNAVAILABLE, "%d name lookups are hanging; check the name servers",
+		        MAX_LOOKUPS);
 	}
 	atomic_fetch_add(&l->refs, 1);
 	pthread_t t;
@@ -133,7 +136,8 @@ static int lookup_wait(struct lookup *l, const struct fs_patience *p, struct fs_
 		return fs_fail_errno(e, FS_EUNAVAILABLE, "can not look up the name %s", l->host);
 	}
 	if (l->gai)
-		return fs_fail(e, FS_EUNAVAILABLE, "can not look up the name %s: %s", l->host, gai_strerror(l->gai));
+		return fs_fail(
+		        e, FS_EUNAVAILABLE, "can not look up the name %s: %s", l->host, gai_strerror(l->gai));
 	return FS_OK;
 }
 
@@ -141,7 +145,8 @@ static int lookup_wait(struct lookup *l, const struct fs_patience *p, struct fs_
 
 static void tune(int fd)
 {
-	/* The send buffer is left to the kernel on purpose: a fixed small one makes libssh2 send packets in part. */
+	/* The send buffer is left to the kernel on purpose: a fixed small one makes libssh2 send packets in
+	 * part. */
 	int on = 1, idle = 15, every = 5, count = 3;
 	unsigned user_timeout = USER_TIMEOUT_MS;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -188,14 +193,15 @@ static int try_address(const struct addrinfo *ai, const struct fs_patience *p, i
 	return rc;
 }
 
-static int dial_list(const struct addrinfo *list, const char *host, int port, const struct fs_patience *p, int *fd,
-	struct fs_errbuf *e)
+static int dial_list(const struct addrinfo *list, const char *host, int port, const struct fs_patience *p,
+        int *fd, struct fs_errbuf *e)
 {
 	int left = 0, rc = FS_EUNAVAILABLE;
 	for (const struct addrinfo *ai = list; ai && left < MAX_ADDRESSES; ai = ai->ai_next)
 		left++;
 	for (const struct addrinfo *ai = list; left > 0; ai = ai->ai_next, left--) {
-		/* what is left is shared among the addresses that are left, so that one black hole does not use it all up */
+		/* what is left is shared among the addresses that are left, so that one black hole does not
+		 * use it all up */
 		struct fs_patience mine = *p;
 		int64_t now = fs_now();
 		if (left > 1 && p->deadline > now && p->deadline != FS_NEVER)
@@ -210,9 +216,9 @@ static int dial_list(const struct addrinfo *list, const char *host, int port, co
 		getnameinfo(ai->ai_addr, ai->ai_addrlen, text, sizeof(text), NULL, 0, NI_NUMERICHOST);
 		errno = err;
 		rc = fs_fail_errno(e, err == ETIMEDOUT ? FS_ETIMEOUT : FS_EUNAVAILABLE,
-			err == ECONNREFUSED ? "nothing listens on %s (%s) port %d; is sshd running there?"
-					    : "can not connect to %s (%s) port %d",
-			host, text, port);
+		        err == ECONNREFUSED ? "nothing listens on %s (%s) port %d; is sshd running there?"
+		                            : "can not connect to %s (%s) port %d",
+		        host, text, port);
 	}
 	return rc;
 }

@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-/* One '*' is remembered at a time: a later star makes earlier ones irrelevant, so this is O(pattern * text). */
+/* One '*' is remembered at a time: a later star makes earlier ones irrelevant, so this is O(pattern * text).
+ */
 bool fs_ssh_glob(const char *pattern, const char *s)
 {
 	const char *star = NULL, *mark = NULL;

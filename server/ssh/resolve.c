@@ -1,6 +1,6 @@
 /*
- * From the options of a host to what is dialled: splits "user@host:port", lets ~/.ssh/config fill in, puts the defaults, expands %
- * tokens and '~'. Runs on any thread; keeps nothing.
+ * From the options of a host to what is dialled: splits "user@host:port", lets ~/.ssh/config fill in, puts
+ * the defaults, expands % tokens and '~'. Runs on any thread; keeps nothing.
  */
 #include "server/ssh/conf.h"
 
@@ -46,7 +46,8 @@ static int split_name(const char *name, struct fs_ssh_conf *c, struct fs_errbuf 
 	if (*host == '[') {
 		const char *close = strchr(host, ']');
 		if (!close || (close[1] && close[1] != ':'))
-			return fs_fail(e, FS_EINVAL, "host \"%.100s\": write an IPv6 address as [address]:port", name);
+			return fs_fail(e, FS_EINVAL,
+			        "host \"%.100s\": write an IPv6 address as [address]:port", name);
 		port = close[1] ? close + 2 : NULL;
 		host++;
 		n = (size_t)(close - host);
@@ -55,11 +56,13 @@ static int split_name(const char *name, struct fs_ssh_conf *c, struct fs_errbuf 
 		n = (size_t)(colon - host);
 	}
 	if (n == 0 || n >= sizeof(c->original) || *host == '-' || (at && at == name))
-		return fs_fail(e, FS_EINVAL, "\"%.100s\" is not a host; write host, user@host or an alias of ~/.ssh/config", name);
+		return fs_fail(e, FS_EINVAL,
+		        "\"%.100s\" is not a host; write host, user@host or an alias of ~/.ssh/config", name);
 	memcpy(c->original, host, n);
 	for (const char *s = c->original; *s; s++)
 		if ((unsigned char)*s <= ' ' || *s == 0x7f || strchr("/\\\"'`$&;|<>()*?!", *s))
-			return fs_fail(e, FS_EINVAL, "the host name \"%.100s\" holds a character that no host name has", name);
+			return fs_fail(e, FS_EINVAL,
+			        "the host name \"%.100s\" holds a character that no host name has", name);
 	if (!port)
 		return FS_OK;
 	if (!all_digits(port) || strlen(port) > 5 || atoi(port) < 1 || atoi(port) > 65535)
@@ -130,7 +133,8 @@ static const char *env_token(const char *s, size_t *used)
 	return getenv(name);
 }
 
-int fs_conf_expand(const struct fs_conf_parse *p, const char *key, const char *in, char *out, size_t cap, struct fs_errbuf *e)
+int fs_conf_expand(const struct fs_conf_parse *p, const char *key, const char *in, char *out, size_t cap,
+        struct fs_errbuf *e)
 {
 	size_t n = 0;
 	bool fits = true;
@@ -150,8 +154,9 @@ int fs_conf_expand(const struct fs_conf_parse *p, const char *key, const char *i
 			s = env_token(in, &used);
 		}
 		if (!s)
-			return fs_fail(e, FS_EINVAL, "%s of host %s: \"%.2s\" in \"%.200s\" can not be expanded", key, p->out->original,
-				in, in);
+			return fs_fail(e, FS_EINVAL,
+			        "%s of host %s: \"%.2s\" in \"%.200s\" can not be expanded", key,
+			        p->out->original, in, in);
 		fits = put(out, cap, &n, s);
 		in += used;
 	}
@@ -180,7 +185,8 @@ static int expand_identities(struct fs_conf_parse *p, const char *first, struct 
 	}
 	t->n_identities = 0;
 	for (int i = 0; i < n && i < FS_SSH_MAX_KEYS; i++) {
-		int rc = fs_conf_expand(p, "IdentityFile", raw[i], t->identity[t->n_identities], sizeof(t->identity[0]), e);
+		int rc = fs_conf_expand(
+		        p, "IdentityFile", raw[i], t->identity[t->n_identities], sizeof(t->identity[0]), e);
 		if (rc)
 			return rc;
 		t->n_identities++;
@@ -188,14 +194,17 @@ static int expand_identities(struct fs_conf_parse *p, const char *first, struct 
 	return FS_OK;
 }
 
-static int add_known_files(struct fs_conf_parse *p, const struct fs_conf_files *f, const char *const defaults[], struct fs_errbuf *e)
+static int add_known_files(struct fs_conf_parse *p, const struct fs_conf_files *f,
+        const char *const defaults[], struct fs_errbuf *e)
 {
 	struct fs_ssh_conf *c = p->out;
 	int rc = FS_OK;
 	for (int i = 0; f->set && i < f->n && !rc; i++)
-		rc = fs_conf_expand(p, "UserKnownHostsFile", f->path[i], c->known_files[c->n_known_files++], sizeof(c->known_files[0]), e);
+		rc = fs_conf_expand(p, "UserKnownHostsFile", f->path[i], c->known_files[c->n_known_files++],
+		        sizeof(c->known_files[0]), e);
 	for (int i = 0; !f->set && defaults[i] && !rc; i++)
-		rc = fs_conf_expand(p, "UserKnownHostsFile", defaults[i], c->known_files[c->n_known_files++], sizeof(c->known_files[0]), e);
+		rc = fs_conf_expand(p, "UserKnownHostsFile", defaults[i], c->known_files[c->n_known_files++],
+		        sizeof(c->known_files[0]), e);
 	return rc;
 }
 
@@ -246,7 +255,8 @@ static int finish(struct fs_conf_parse *p, const struct fs_ssh_opts *o, struct f
 		snprintf(t->user, sizeof(t->user), "%s", p->login);
 	int rc;
 	char hostname[sizeof(t->hostname)];
-	if ((rc = fs_conf_expand(p, "HostName", *p->hostname ? p->hostname : "%n", hostname, sizeof(hostname), e)))
+	if ((rc = fs_conf_expand(
+	             p, "HostName", *p->hostname ? p->hostname : "%n", hostname, sizeof(hostname), e)))
 		return rc;
 	strcpy(t->hostname, hostname);
 	if ((rc = expand_identities(p, o->identity, e)) || (rc = expand_known_files(p, o->known_hosts, e)))
@@ -254,7 +264,8 @@ static int finish(struct fs_conf_parse *p, const struct fs_ssh_opts *o, struct f
 	return expand_agent(p, e);
 }
 
-static int begin(struct fs_conf_parse *p, const struct fs_ssh_opts *o, struct fs_ssh_conf *out, struct fs_errbuf *e)
+static int begin(
+        struct fs_conf_parse *p, const struct fs_ssh_opts *o, struct fs_ssh_conf *out, struct fs_errbuf *e)
 {
 	memset(out, 0, sizeof(*out));
 	memset(p, 0, sizeof(*p));
@@ -269,7 +280,8 @@ static int begin(struct fs_conf_parse *p, const struct fs_ssh_opts *o, struct fs
 	return rc;
 }
 
-int fs_ssh_conf_parse(const struct fs_ssh_opts *o, const char *text, size_t n, struct fs_ssh_conf *out, struct fs_errbuf *e)
+int fs_ssh_conf_parse(
+        const struct fs_ssh_opts *o, const char *text, size_t n, struct fs_ssh_conf *out, struct fs_errbuf *e)
 {
 	struct fs_conf_parse p;
 	int rc = begin(&p, o, out, e);

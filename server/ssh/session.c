@@ -1,7 +1,8 @@
 /*
- * One libssh2 session with one exec channel, as a non-blocking byte stream. Owned by one thread. What libssh2 demands is kept here:
- * a packet that was sent in part is finished before anything else happens on the session, directions are polled as it asks, and
- * the socket is shut down before it is freed. libssh2's keepalive is never used: it can not notice a dead peer.
+ * One libssh2 session with one exec channel, as a non-blocking byte stream. Owned by one thread. What libssh2
+ * demands is kept here: a packet that was sent in part is finished before anything else happens on the
+ * session, directions are polled as it asks, and the socket is shut down before it is freed. libssh2's
+ * keepalive is never used: it can not notice a dead peer.
  */
 #include "server/ssh/internal.h"
 
@@ -15,13 +16,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define WINDOW (2u << 20)	/* what the host may send ahead; measured best on libssh2 1.10 */
+#define WINDOW (2u << 20) /* what the host may send ahead; measured best on libssh2 1.10 */
 #define PACKET 32768u
-#define EXIT_WAIT_MS 250	/* for the exit status that follows the end of the output */
+#define EXIT_WAIT_MS 250 /* for the exit status that follows the end of the output */
 
-/* Fast with AES instructions first; the same both ways, since mixed AEAD and plain fails up to libssh2 1.11.1. The library drops what
- * it does not know. No ChaCha20: sshd would then renegotiate keys every GiB; no encrypt-then-MAC: Terrapin and a heap overflow. */
-static const char *const ciphers = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr,aes192-ctr";
+/* Fast with AES instructions first; the same both ways, since mixed AEAD and plain fails up to
+ * libssh2 1.11.1. The library drops what it does not know. No ChaCha20: sshd would then renegotiate keys
+ * every GiB; no encrypt-then-MAC: Terrapin and a heap overflow. */
+static const char *const ciphers =
+        "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr,aes192-ctr";
 static const char *const macs = "hmac-sha2-256,hmac-sha2-512";
 
 struct fs_ssh {
@@ -30,9 +33,9 @@ struct fs_ssh {
 	LIBSSH2_CHANNEL *ch;
 	char label[400]; /* user@host:port */
 	char command[256];
-	bool write_owes;   /* a packet of ours is half sent: only fs_ssh_write may go on */
-	bool read_owes;	   /* a window adjustment is half sent: only reads may go on */
-	bool maybe_more;   /* data may lie in libssh2's queue that poll does not see */
+	bool write_owes;    /* a packet of ours is half sent: only fs_ssh_write may go on */
+	bool read_owes;     /* a window adjustment is half sent: only reads may go on */
+	bool maybe_more;    /* data may lie in libssh2's queue that poll does not see */
 	const void *pinned; /* of the write that is to be repeated; NULL = none */
 };
 
@@ -59,7 +62,7 @@ static int wait_step(struct fs_ssh *s, const struct fs_start *st, const char *st
 {
 	int dir = libssh2_session_block_directions(s->ls);
 	short events = (short)((dir & LIBSSH2_SESSION_BLOCK_OUTBOUND ? POLLOUT : 0) |
-		(dir & LIBSSH2_SESSION_BLOCK_INBOUND || !dir ? POLLIN : 0));
+	                       (dir & LIBSSH2_SESSION_BLOCK_INBOUND || !dir ? POLLIN : 0));
 	int rc = fs_patience_poll(&st->patience, s->fd, events);
 	if (rc == FS_ETIMEOUT)
 		return fs_fail(e, rc, "%s did not answer in time (%s)", s->label, step);
@@ -74,14 +77,18 @@ static int handshake(struct fs_ssh *s, const struct fs_start *st, struct fs_errb
 		if (w)
 			return w;
 	}
-	if (rc == LIBSSH2_ERROR_KEX_FAILURE || rc == LIBSSH2_ERROR_KEY_EXCHANGE_FAILURE || rc == LIBSSH2_ERROR_METHOD_NONE)
+	if (rc == LIBSSH2_ERROR_KEX_FAILURE || rc == LIBSSH2_ERROR_KEY_EXCHANGE_FAILURE ||
+	        rc == LIBSSH2_ERROR_METHOD_NONE)
 		return fs_fail(e, FS_EUNAVAILABLE,
-			"sshd of %s and libssh2 %s share no host key type, cipher or MAC (%s): it needs an ed25519 or ECDSA host key, "
-			"aes128-ctr or aes256-ctr, and hmac-sha2-256",
-			s->label, libssh2_version(0), last_error(s));
+		        "sshd of %s and libssh2 %s share no host key type, cipher or MAC (%s): it needs an "
+		        "ed25519 or ECDSA host key, "
+		        "aes128-ctr or aes256-ctr, and hmac-sha2-256",
+		        s->label, libssh2_version(0), last_error(s));
 	if (rc == LIBSSH2_ERROR_BANNER_RECV || rc == LIBSSH2_ERROR_BANNER_NONE)
-		return fs_fail(e, FS_EUNAVAILABLE, "what listens at %s is no ssh server, or it hangs up at once", s->label);
-	return rc ? fs_fail(e, FS_EUNAVAILABLE, "ssh handshake with %s failed: %s", s->label, last_error(s)) : FS_OK;
+		return fs_fail(e, FS_EUNAVAILABLE,
+		        "what listens at %s is no ssh server, or it hangs up at once", s->label);
+	return rc ? fs_fail(e, FS_EUNAVAILABLE, "ssh handshake with %s failed: %s", s->label, last_error(s))
+	          : FS_OK;
 }
 
 /* How the admin reaches the host with OpenSSH, to accept its key once. */
@@ -94,7 +101,8 @@ static void ssh_hint(const struct fs_ssh_conf *c, char *out, size_t cap)
 	snprintf(out, cap, "ssh%s %s@%s", port, t->user, c->original);
 }
 
-static int check_host_key(struct fs_ssh *s, const struct fs_start *st, const struct fs_known_hosts *k, struct fs_errbuf *e)
+static int check_host_key(
+        struct fs_ssh *s, const struct fs_start *st, const struct fs_known_hosts *k, struct fs_errbuf *e)
 {
 	const struct fs_ssh_target *t = &st->conf->target;
 	size_t n = 0;
@@ -109,46 +117,54 @@ static int check_host_key(struct fs_ssh *s, const struct fs_start *st, const str
 	case FS_KH_MATCH:
 		return FS_OK;
 	case FS_KH_REVOKED:
-		return fs_fail(e, FS_EAUTH, "the host key of %s (%s %s) is marked @revoked in %s", s->label, type, print, where);
+		return fs_fail(e, FS_EAUTH, "the host key of %s (%s %s) is marked @revoked in %s", s->label,
+		        type, print, where);
 	case FS_KH_CHANGED:
 		return fs_fail(e, FS_EAUTH,
-			"the host key of %s has changed: it shows %s %s, not the one in %s. Either the host was set up anew (then remove "
-			"that line and run: %s) or somebody stands in between",
-			s->label, type, print, where, hint);
+		        "the host key of %s has changed: it shows %s %s, not the one in %s. Either the host "
+		        "was set up anew (then remove "
+		        "that line and run: %s) or somebody stands in between",
+		        s->label, type, print, where, hint);
 	case FS_KH_OTHER_TYPE:
 		return fs_fail(e, FS_EAUTH,
-			"the host key of %s (%s %s) is of another type than the one known in %s; if the fingerprint is right, run: %s",
-			s->label, type, print, where, hint);
+		        "the host key of %s (%s %s) is of another type than the one known in %s; if the "
+		        "fingerprint is right, run: %s",
+		        s->label, type, print, where, hint);
 	case FS_KH_ONLY_CA:
 		return fs_fail(e, FS_EAUTH,
-			"%s is vouched for by a certificate authority alone (%s), and certificates are not checked here; add its plain key "
-			"(%s %s) to %s",
-			s->label, where, type, print, t->known_hosts);
+		        "%s is vouched for by a certificate authority alone (%s), and certificates are not "
+		        "checked here; add its plain key "
+		        "(%s %s) to %s",
+		        s->label, where, type, print, t->known_hosts);
 	case FS_KH_UNKNOWN:
 		break;
 	}
 	return fs_fail(e, FS_EAUTH,
-		"the host key of %s (%s %s) is not in %s; compare the fingerprint with ssh-keygen -l on the host, then accept it once with: %s",
-		s->label, type, print, *t->known_hosts ? t->known_hosts : "any known_hosts file", hint);
+	        "the host key of %s (%s %s) is not in %s; compare the fingerprint with ssh-keygen -l on the "
+	        "host, then accept it once with: %s",
+	        s->label, type, print, *t->known_hosts ? t->known_hosts : "any known_hosts file", hint);
 }
 
 static int open_channel(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *e)
 {
 	while (!(s->ch = libssh2_channel_open_ex(s->ls, "session", 7, WINDOW, PACKET, NULL, 0))) {
 		if (libssh2_session_last_errno(s->ls) != LIBSSH2_ERROR_EAGAIN)
-			return fs_fail(e, FS_EUNAVAILABLE, "%s opens no session: %s", s->label, last_error(s));
+			return fs_fail(
+			        e, FS_EUNAVAILABLE, "%s opens no session: %s", s->label, last_error(s));
 		int w = wait_step(s, st, "opening a channel", e);
 		if (w)
 			return w;
 	}
 	int rc;
-	while ((rc = libssh2_channel_process_startup(s->ch, "exec", 4, s->command, (unsigned)strlen(s->command))) ==
-		LIBSSH2_ERROR_EAGAIN) {
+	while ((rc = libssh2_channel_process_startup(s->ch, "exec", 4, s->command,
+	                (unsigned)strlen(s->command))) == LIBSSH2_ERROR_EAGAIN) {
 		int w = wait_step(s, st, "starting the remote program", e);
 		if (w)
 			return w;
 	}
-	return rc ? fs_fail(e, FS_EUNAVAILABLE, "%s refuses to start %s: %s", s->label, s->command, last_error(s)) : FS_OK;
+	return rc ? fs_fail(e, FS_EUNAVAILABLE, "%s refuses to start %s: %s", s->label, s->command,
+	                    last_error(s))
+	          : FS_OK;
 }
 
 /* The wanted methods that this libssh2 knows: its own weeding copies overlapping memory (1.10). */
@@ -164,7 +180,8 @@ static int prefer(struct fs_ssh *s, int method, const char *wanted)
 	for (size_t at = 0; w; w = strtok_r(NULL, ",", &save))
 		for (int i = 0; i < n; i++)
 			if (!strcmp(known[i], w))
-				at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%s", at ? "," : "", w);
+				at += (size_t)snprintf(
+				        list + at, sizeof(list) - at, "%s%s", at ? "," : "", w);
 	libssh2_free(s->ls, (void *)known);
 	return libssh2_session_method_pref(s->ls, method, list);
 }
@@ -174,9 +191,10 @@ static int set_methods(struct fs_ssh *s, const struct fs_known_hosts *k, struct 
 	char hostkeys[256];
 	fs_kh_method_pref(k, hostkeys, sizeof(hostkeys));
 	if (prefer(s, LIBSSH2_METHOD_HOSTKEY, hostkeys) || prefer(s, LIBSSH2_METHOD_CRYPT_CS, ciphers) ||
-		prefer(s, LIBSSH2_METHOD_CRYPT_SC, ciphers) || prefer(s, LIBSSH2_METHOD_MAC_CS, macs) ||
-		prefer(s, LIBSSH2_METHOD_MAC_SC, macs))
-		return fs_fail(e, FS_EINTERNAL, "libssh2 %s lacks the ciphers that are needed: %s", libssh2_version(0), last_error(s));
+	        prefer(s, LIBSSH2_METHOD_CRYPT_SC, ciphers) || prefer(s, LIBSSH2_METHOD_MAC_CS, macs) ||
+	        prefer(s, LIBSSH2_METHOD_MAC_SC, macs))
+		return fs_fail(e, FS_EINTERNAL, "libssh2 %s lacks the ciphers that are needed: %s",
+		        libssh2_version(0), last_error(s));
 	return FS_OK;
 }
 
@@ -188,7 +206,8 @@ static int start(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *
 	if (rc)
 		return rc;
 	if (fs_kh_bad_lines(k))
-		fs_debug("%zu lines of the known_hosts files do not parse and are skipped", fs_kh_bad_lines(k));
+		fs_debug("%zu lines of the known_hosts files do not parse and are skipped",
+		        fs_kh_bad_lines(k));
 	rc = fs_ssh_dial(t->hostname, t->port, &st->patience, &s->fd, e);
 	if (!rc && !(s->ls = libssh2_session_init()))
 		rc = fs_fail(e, FS_ENOMEM, "out of memory");
@@ -206,8 +225,8 @@ static int start(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *
 	return rc ? rc : open_channel(s, st, e);
 }
 
-int fs_ssh_connect(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg), void *arg,
-	struct fs_ssh **out, struct fs_errbuf *e)
+int fs_ssh_connect(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg),
+        void *arg, struct fs_ssh **out, struct fs_errbuf *e)
 {
 	struct fs_ssh_conf *conf = malloc(sizeof(*conf));
 	struct fs_ssh *s = calloc(1, sizeof(*s));
@@ -239,7 +258,8 @@ void fs_ssh_close(struct fs_ssh *s)
 		return;
 	if (s->fd >= 0)
 		shutdown(s->fd, SHUT_RDWR);
-	/* A dead socket answers at once from here on, so that these calls end; the bound is for the library's own mistakes. */
+	/* A dead socket answers at once from here on, so that these calls end; the bound is for the library's
+	 * own mistakes. */
 	for (int i = 0; s->ls && i < 100; i++)
 		if (libssh2_session_free(s->ls) != LIBSSH2_ERROR_EAGAIN)
 			s->ls = NULL;
@@ -250,7 +270,8 @@ void fs_ssh_close(struct fs_ssh *s)
 	free(s);
 }
 
-/* The output has ended (error text may still lie unread): says how, with the exit status that sshd sends after it. */
+/* The output has ended (error text may still lie unread): says how, with the exit status that sshd sends
+ * after it. */
 static int ended(struct fs_ssh *s, struct fs_errbuf *e)
 {
 	int64_t until = fs_deadline_ms(EXIT_WAIT_MS);
@@ -267,11 +288,13 @@ static int ended(struct fs_ssh *s, struct fs_errbuf *e)
 	libssh2_channel_get_exit_signal(s->ch, &sig, &sig_n, NULL, NULL, NULL, NULL);
 	int status = libssh2_channel_get_exit_status(s->ch);
 	if (sig) {
-		fs_fail(e, FS_EUNAVAILABLE, "%s on %s was killed by signal %.*s", s->command, s->label, (int)sig_n, sig);
+		fs_fail(e, FS_EUNAVAILABLE, "%s on %s was killed by signal %.*s", s->command, s->label,
+		        (int)sig_n, sig);
 		libssh2_free(s->ls, sig);
 	} else if (status == 127) {
-		fs_fail(e, FS_EUNAVAILABLE, "%s is not installed on %s, or not in the PATH that sshd gives; install it there", s->command,
-			s->label);
+		fs_fail(e, FS_EUNAVAILABLE,
+		        "%s is not installed on %s, or not in the PATH that sshd gives; install it there",
+		        s->command, s->label);
 	} else {
 		fs_fail(e, FS_EUNAVAILABLE, "%s on %s ended with status %d", s->command, s->label, status);
 	}
@@ -300,7 +323,8 @@ ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e)
 	}
 	if (r < 0)
 		return fs_fail(e, FS_EUNAVAILABLE, "the connection to %s broke: %s", s->label, last_error(s));
-	/* libssh2_channel_eof would say no while error text lies unread; this one asks for the end of the output alone */
+	/* libssh2_channel_eof would say no while error text lies unread; this one asks for the end of the
+	 * output alone */
 	if (libssh2_channel_wait_closed(s->ch) != LIBSSH2_ERROR_INVAL)
 		return ended(s, e);
 	s->maybe_more = true;
@@ -312,10 +336,9 @@ ssize_t fs_ssh_read_stderr(struct fs_ssh *s, void *buf, size_t n)
 	if (s->write_owes || s->read_owes || n == 0)
 		return 0;
 	ssize_t r = libssh2_channel_read_ex(s->ch, SSH_EXTENDED_DATA_STDERR, buf, n);
+	s->maybe_more = true; /* it may have queued output, which poll will not tell */
 	if (r == LIBSSH2_ERROR_EAGAIN)
 		s->read_owes = owes_output(s);
-	if (r != 0)
-		s->maybe_more = s->maybe_more || r > 0;
 	return r > 0 ? r : 0;
 }
 
@@ -360,7 +383,8 @@ int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline
 		events = POLLOUT;
 	else if (s->read_owes)
 		events = POLLIN | POLLOUT;
-	else if (want_write && !s->pinned) /* pinned here means that the host's window is full: its adjustment is input */
+	else if (want_write &&
+	         !s->pinned) /* pinned here means that the host's window is full: its adjustment is input */
 		return FS_OK;
 	struct pollfd pf[2] = {{.fd = s->fd, .events = events}, {.fd = wake_fd, .events = POLLIN}};
 	int n = poll(pf, 2, fs_poll_ms(deadline));

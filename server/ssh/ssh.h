@@ -60,10 +60,12 @@ ssize_t fs_ssh_read_stderr(struct fs_ssh *s, void *buf, size_t n);
  * call is outstanding; no other call may come between. */
 ssize_t fs_ssh_write(struct fs_ssh *s, const void *buf, size_t n, struct fs_errbuf *e);
 bool fs_ssh_write_pending(const struct fs_ssh *s);
-/* Bytes that the peer's kernel has not acknowledged yet: falling means that the route and the other kernel live. */
+/* Bytes that the peer's kernel has not acknowledged yet: falling means that the route and the other kernel
+ * live. */
 size_t fs_ssh_unsent(const struct fs_ssh *s);
 /* Waits until the session can go on, wake_fd is readable, or the deadline passes. want_write: there is data
- * to write. Negative on poll failure. */
+ * to write. Returns at once while output may lie queued, that is until fs_ssh_read has returned 0 after the
+ * last write or read of stderr. Negative on poll failure. */
 int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline);
 
 #endif

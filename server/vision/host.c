@@ -1,7 +1,8 @@
 /*
- * host: the thread of one vision host. Connects, says HELLO, moves frames, pings, notices silence, reconnects with growing pauses, for as
- * long as the vision lives. Everything of the ssh session happens here. It refuses a host with another protocol version, another model
- * or another width, by name, and asks again later.
+ * host: the thread of one vision host. Connects, says HELLO, moves frames, pings, notices silence, reconnects
+ * with growing pauses, for as long as the vision lives. Everything of the ssh session happens here. It
+ * refuses a host with another protocol version, another model or another width, by name, and asks again
+ * later.
  */
 #include "server/vision/internal.h"
 
@@ -15,8 +16,8 @@
 
 #define BACKOFF_FIRST_MS 500
 #define BACKOFF_MAX_MS 30000
-#define KICK_PAUSE_MS 500   /* between two attempts that pictures ask for */
-#define HELLO_MIN_MS 10000  /* an agent may have to start its watchdog first */
+#define KICK_PAUSE_MS 500  /* between two attempts that pictures ask for */
+#define HELLO_MIN_MS 10000 /* an agent may have to start its watchdog first */
 #define BYE_MS 700
 #define STDERR_LINES 100 /* logged for one connection; the last one is kept all the same */
 
@@ -24,9 +25,9 @@
 struct run {
 	struct fs_host *h;
 	struct fs_link link;
-	int64_t hello_by;     /* FS_NEVER once it came */
-	int64_t next_ping;    /* FS_NEVER while one is unanswered */
-	char line[240];	      /* of the remote stderr */
+	int64_t hello_by;  /* FS_NEVER once it came */
+	int64_t next_ping; /* FS_NEVER while one is unanswered */
+	char line[240];    /* of the remote stderr */
 	size_t line_n;
 	char last_line[240];
 	int logged;
@@ -71,7 +72,9 @@ static bool is_stopping(void *arg)
 static int send_hello(struct run *r, struct fs_errbuf *e)
 {
 	struct fs_vision *v = r->h->v;
-	struct fs_hello hello = {.version = FS_PROTOCOL_VERSION, .liveness_port = v->o.liveness_port, .want_n_embd = v->o.n_embd};
+	struct fs_hello hello = {.version = FS_PROTOCOL_VERSION,
+	        .liveness_port = v->o.liveness_port,
+	        .want_n_embd = v->o.n_embd};
 	snprintf(hello.program, sizeof(hello.program), "farsight-server %s", FS_VERSION);
 	snprintf(hello.lease, sizeof(hello.lease), "%s", v->lease);
 	pthread_mutex_lock(&v->lock);
@@ -80,7 +83,8 @@ static int send_hello(struct run *r, struct fs_errbuf *e)
 	struct fs_buf b;
 	fs_buf_init(&b, 8192);
 	int rc = fs_hello_format(&hello, &b);
-	rc = rc ? fs_fail(e, rc, "out of memory") : fs_link_queue(&r->link, FS_FRAME_HELLO, 0, b.data, b.len, e);
+	rc = rc ? fs_fail(e, rc, "out of memory")
+	        : fs_link_queue(&r->link, FS_FRAME_HELLO, 0, b.data, b.len, e);
 	fs_buf_finish(&b);
 	return rc;
 }
@@ -90,11 +94,14 @@ static int check_model_locked(struct fs_host *h, const struct fs_hello *f, struc
 {
 	struct fs_vision *v = h->v;
 	if (v->o.n_embd && f->n_embd != v->o.n_embd)
-		return fs_fail(e, FS_EUNAVAILABLE, "its encoder makes rows of %d values, the text model takes %d: the mmproj belongs to another model",
-			f->n_embd, v->o.n_embd);
+		return fs_fail(e, FS_EUNAVAILABLE,
+		        "its encoder makes rows of %d values, the text model takes %d: the mmproj belongs to "
+		        "another model",
+		        f->n_embd, v->o.n_embd);
 	if (*v->fingerprint && *f->fingerprint && strcmp(v->fingerprint, f->fingerprint))
 		return fs_fail(e, FS_EUNAVAILABLE, "it has another mmproj (%s) than %s (%s)", f->fingerprint,
-			*v->fingerprint_of ? v->fingerprint_of : "the configuration asks for", v->fingerprint);
+		        *v->fingerprint_of ? v->fingerprint_of : "the configuration asks for",
+		        v->fingerprint);
 	if (!*v->fingerprint && *f->fingerprint) {
 		memcpy(v->fingerprint, f->fingerprint, sizeof(v->fingerprint));
 		memcpy(v->fingerprint_of, h->name, sizeof(v->fingerprint_of));
@@ -114,7 +121,8 @@ static int take_state(struct fs_host *h, const char *state, const char *cause, s
 		if (!rc && h->facts.n_embd > 0)
 			fs_host_set_state_locked(h, FS_HOST_UP, "");
 	} else if (!strcmp(state, "failed")) {
-		snprintf(why, sizeof(why), "its encoder can not start: %.250s", *cause ? cause : "no cause told");
+		snprintf(why, sizeof(why), "its encoder can not start: %.250s",
+		        *cause ? cause : "no cause told");
 		fs_host_set_state_locked(h, FS_HOST_DOWN, why);
 	} else {
 		fs_host_set_state_locked(h, FS_HOST_STARTING, "its encoder is being started");
@@ -130,8 +138,10 @@ static int on_hello(struct fs_host *h, struct fs_link *l, const struct fs_frame 
 	if (rc)
 		return fs_fail_prefix(e, rc, "its HELLO can not be read");
 	if (hello.version != FS_PROTOCOL_VERSION)
-		return fs_fail(e, FS_EUNAVAILABLE, "%s there speaks protocol version %d, this server %d: install the same version on both",
-			*hello.program ? hello.program : "the agent", hello.version, FS_PROTOCOL_VERSION);
+		return fs_fail(e, FS_EUNAVAILABLE,
+		        "%s there speaks protocol version %d, this server %d: install the same version on "
+		        "both",
+		        *hello.program ? hello.program : "the agent", hello.version, FS_PROTOCOL_VERSION);
 	l->hello_seen = true;
 	pthread_mutex_lock(&h->v->lock);
 	h->facts = hello;
@@ -142,8 +152,10 @@ static int on_hello(struct fs_host *h, struct fs_link *l, const struct fs_frame 
 static int on_state(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf *e)
 {
 	json_t *o = json_loadb((const char *)f->payload, f->len, JSON_REJECT_DUPLICATES, NULL);
-	const char *state = json_string_value(json_object_get(o, "state")), *cause = json_string_value(json_object_get(o, "cause"));
-	int rc = state ? take_state(h, state, cause ? cause : "", e) : fs_fail(e, FS_EFORMAT, "its STATE frame can not be read");
+	const char *state = json_string_value(json_object_get(o, "state")),
+	           *cause = json_string_value(json_object_get(o, "cause"));
+	int rc = state ? take_state(h, state, cause ? cause : "", e)
+	               : fs_fail(e, FS_EFORMAT, "its STATE frame can not be read");
 	json_decref(o);
 	return rc;
 }
@@ -172,12 +184,14 @@ static int on_rows(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf
 		return fs_fail(e, FS_EFORMAT, "it answered before it had the whole picture, or twice");
 	int32_t want = h->v->o.n_embd ? h->v->o.n_embd : h->facts.n_embd;
 	if (head.shape.n_embd != want)
-		return fs_fail(e, FS_EFORMAT, "it sent rows of %d values instead of %d", head.shape.n_embd, want);
+		return fs_fail(
+		        e, FS_EFORMAT, "it sent rows of %d values instead of %d", head.shape.n_embd, want);
 	if (head.dtype == FS_WIRE_F16 && !h->v->o.f16)
 		return fs_fail(e, FS_EFORMAT, "it sent f16 rows that nobody asked for");
 	if ((rc = fs_rows_head_bytes(&head, &j->need, e)))
 		return rc;
-	size_t n = (size_t)head.shape.n_tokens * (size_t)head.shape.n_embd; /* within FS_ROWS_MAX_BYTES, checked with the head */
+	size_t n = (size_t)head.shape.n_tokens *
+	           (size_t)head.shape.n_embd; /* within FS_ROWS_MAX_BYTES, checked with the head */
 	j->data = malloc(n * sizeof(float));
 	if (!j->data)
 		return fs_fail(e, FS_ENOMEM, "out of memory for %zu bytes of rows", n * sizeof(float));
@@ -243,7 +257,8 @@ static int on_pong(struct fs_host *h, struct fs_link *l, const struct fs_frame *
 
 int fs_host_frame(struct fs_host *h, struct fs_link *l, const struct fs_frame *f, struct fs_errbuf *e)
 {
-	if (!l->hello_seen && f->type != FS_FRAME_HELLO && f->type != FS_FRAME_ERR && f->type != FS_FRAME_PING && f->type != FS_FRAME_PONG)
+	if (!l->hello_seen && f->type != FS_FRAME_HELLO && f->type != FS_FRAME_ERR &&
+	        f->type != FS_FRAME_PING && f->type != FS_FRAME_PONG)
 		return fs_fail(e, FS_EFORMAT, "it does not begin with HELLO");
 	switch (f->type) {
 	case FS_FRAME_HELLO:
@@ -256,7 +271,7 @@ int fs_host_frame(struct fs_host *h, struct fs_link *l, const struct fs_frame *f
 		return on_err(h, f, e);
 	case FS_FRAME_PING:
 		return f->len <= 64 ? fs_link_queue(l, FS_FRAME_PONG, 0, f->payload, f->len, e)
-				    : fs_fail(e, FS_EFORMAT, "its PING is too long");
+		                    : fs_fail(e, FS_EFORMAT, "its PING is too long");
 	case FS_FRAME_PONG:
 		return on_pong(h, l, f, e);
 	case FS_FRAME_BYE:
@@ -358,14 +373,13 @@ static int turn(struct run *r, struct fs_ssh *ssh, struct fs_errbuf *e)
 	bool moved = false;
 	int rc;
 	fs_wake_drain(h->wake);
-	if ((rc = drop_ended_jobs(r, e)) || (rc = check_times(r, &next, e)))
+	if ((rc = drop_ended_jobs(r, e)) || (rc = fs_link_send(&r->link, &moved, e)))
 		return rc;
-	if ((rc = fs_link_send(&r->link, &moved, e)))
-		return rc;
-	rc = fs_link_receive(&r->link, &moved, e);
 	read_stderr(r, ssh, &moved);
-	if (rc || moved)
+	moved = false;
+	if ((rc = fs_link_receive(&r->link, &moved, e)) || (rc = check_times(r, &next, e)))
 		return rc;
+	/* comes back at once when there is something to send, or more to receive */
 	rc = fs_ssh_wait(ssh, fs_link_wants_write(&r->link), h->wake, next);
 	return rc ? fs_fail_errno(e, rc, "can not wait for the connection") : FS_OK;
 }
@@ -392,7 +406,9 @@ static int serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct fs
 	}
 	end_line(r);
 	if (rc && !r->link.hello_seen && rc == FS_EFORMAT)
-		fs_fail_prefix(e, rc, "what it sends is not farsight's protocol (does a start-up file of its shell print something?)");
+		fs_fail_prefix(e, rc,
+		        "what it sends is not farsight's protocol (does a start-up file of its shell print "
+		        "something?)");
 	if (rc && *r->last_line && rc == FS_EUNAVAILABLE) {
 		struct fs_errbuf how = *e;
 		fs_fail(e, rc, "%.250s (it said: %.200s)", how.text, r->last_line);
@@ -456,7 +472,8 @@ static int attempt(struct fs_host *h, bool *greeted, struct fs_errbuf *e)
 {
 	struct fs_ssh *ssh = NULL;
 	*greeted = false;
-	int rc = fs_ssh_connect(&h->ssh, fs_deadline_ms(h->v->o.connect_timeout_ms), h->wake, is_stopping, h, &ssh, e);
+	int rc = fs_ssh_connect(
+	        &h->ssh, fs_deadline_ms(h->v->o.connect_timeout_ms), h->wake, is_stopping, h, &ssh, e);
 	if (!rc)
 		rc = serve(h, ssh, greeted, e);
 	fs_ssh_close(ssh);
@@ -477,7 +494,8 @@ void *fs_host_run(void *arg)
 		pthread_mutex_lock(&h->v->lock);
 		was_up = h->state == FS_HOST_UP;
 		pthread_mutex_unlock(&h->v->lock);
-		/* A connection that stood for a while is dialled again at once, and until that fails there is hope. */
+		/* A connection that stood for a while is dialled again at once, and until that fails there is
+		 * hope. */
 		bool again = was_up && fs_now() - began > FS_SEC;
 		lose_jobs(h, again ? FS_HOST_CONNECTING : FS_HOST_DOWN, e.text);
 		set_state(h, again ? FS_HOST_CONNECTING : FS_HOST_DOWN, e.text);

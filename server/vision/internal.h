@@ -1,7 +1,8 @@
 /*
- * Shared by the files of this folder alone. One mutex (fs_vision.lock) guards every field that is not said to belong to a host's
- * thread; it is held for short list work, never across a system call that can wait. Lock order: a cancel token's own lock comes
- * first (its hook takes ours), so nothing here touches a token while it holds fs_vision.lock.
+ * Shared by the files of this folder alone. One mutex (fs_vision.lock) guards every field that is not said to
+ * belong to a host's thread; it is held for short list work, never across a system call that can wait. Lock
+ * order: a cancel token's own lock comes first (its hook takes ours), so nothing here touches a token while
+ * it holds fs_vision.lock.
  */
 #ifndef FS_SERVER_VISION_INTERNAL_H
 #define FS_SERVER_VISION_INTERNAL_H
@@ -14,8 +15,9 @@
 #define FS_VISION_MAX_JOBS 256 /* at once, all hosts together */
 #define FS_VISION_MAX_RETRIES 2
 #define FS_VISION_MAX_JOB_BYTES ((size_t)512 << 20) /* pictures of all jobs */
-#define FS_VISION_LOST_EXTRA_MS 1000	/* a lost job waits connect_timeout_ms and this for a host */
-#define FS_VISION_RETRY_PAUSE_MS 100	/* before the same host is asked again: its state frame may be on the way */
+#define FS_VISION_LOST_EXTRA_MS 1000 /* a lost job waits connect_timeout_ms and this for a host */
+#define FS_VISION_RETRY_PAUSE_MS                                                                             \
+	100 /* before the same host is asked again: its state frame may be on the way */
 
 struct fs_host;
 
@@ -35,7 +37,7 @@ struct fs_vision_job {
 	int64_t submitted, deadline;
 	int64_t park_until; /* parked: when hope ends; counts from the last loss */
 	int64_t not_before; /* parked: not given to a host before this */
-	int tries;	    /* encodes lost so far */
+	int tries;          /* encodes lost so far */
 	bool done;
 	int rc; /* once done */
 	struct fs_errbuf err;
@@ -86,9 +88,9 @@ struct fs_vision {
 	atomic_bool stopping;
 	bool destroyed; /* by its owner; jobs whose owners are slower keep it until they are gone */
 	char lease[65];
-	char fingerprint[33]; /* wanted, or of the first host that came up; "" = not known yet */
+	char fingerprint[33];     /* wanted, or of the first host that came up; "" = not known yet */
 	char fingerprint_of[128]; /* the host that set it; "" = the configuration */
-	struct fs_vision_opts o; /* pointers inside are not used after create */
+	struct fs_vision_opts o;  /* pointers inside are not used after create */
 };
 
 /* ---- job.c ---- */
@@ -98,7 +100,8 @@ void fs_jobs_remove(struct fs_job_list *l, struct fs_vision_job *j);
 /* First end wins. Wakes the waiter, and the host's thread, which takes it off its list. */
 void fs_job_end_locked(struct fs_vision_job *j, int rc, const char *fmt, ...) FS_PRINTF(3, 4);
 void fs_job_unref_locked(struct fs_vision_job *j);
-/* By the host's thread: takes a job off its list, lost through the host's fault. Goes to another host, waits, or ends. */
+/* By the host's thread: takes a job off its list, lost through the host's fault. Goes to another host, waits,
+ * or ends. */
 void fs_job_lost_locked(struct fs_vision_job *j, bool same_host_may_retry, const char *why);
 /* By the host's thread: off its list and back to the waiting ones, at no cost to it: it was not sent. */
 void fs_job_unassign_locked(struct fs_vision_job *j);
@@ -108,8 +111,10 @@ void fs_job_complete(struct fs_vision_job *j);
 /* ---- vision.c ---- */
 
 /* The host that should do it now; NULL = none is up. except may be NULL. */
-struct fs_host *fs_vision_pick_locked(struct fs_vision *v, size_t picture_bytes, const struct fs_host *except);
-/* Gives parked jobs to hosts, or ends them when no host is left to hope for. After every change of a host's state. */
+struct fs_host *fs_vision_pick_locked(
+        struct fs_vision *v, size_t picture_bytes, const struct fs_host *except);
+/* Gives parked jobs to hosts, or ends them when no host is left to hope for. After every change of a host's
+ * state. */
 void fs_vision_review_locked(struct fs_vision *v);
 bool fs_vision_hope_locked(const struct fs_vision *v, bool *starting);
 /* "<host>: <cause>; <host>: <cause>" */
@@ -131,13 +136,14 @@ struct fs_link {
 	struct fs_host *h;
 	struct fs_ssh *ssh;
 	struct fs_buf control; /* frames that go before any DATA */
-	uint8_t *out;	       /* pinned until it is all written: libssh2 remembers it */
+	uint8_t *out;          /* pinned until it is all written: libssh2 remembers it */
 	size_t out_n, out_at;
 	uint8_t head[FS_FRAME_HEADER];
 	size_t head_n;
 	struct fs_frame in;
-	struct fs_vision_job *in_job; /* whose DATA is being received, straight into its rows; NULL = into scratch */
-	uint8_t *scratch;	      /* [FS_FRAME_MAX] */
+	struct fs_vision_job
+	        *in_job;  /* whose DATA is being received, straight into its rows; NULL = into scratch */
+	uint8_t *scratch; /* [FS_FRAME_MAX] */
 	size_t in_at;
 	int64_t last_alive;
 	size_t last_unsent;
@@ -146,7 +152,8 @@ struct fs_link {
 };
 int fs_link_init(struct fs_link *l, struct fs_host *h, struct fs_ssh *ssh, struct fs_errbuf *e);
 void fs_link_finish(struct fs_link *l);
-int fs_link_queue(struct fs_link *l, uint8_t type, uint32_t id, const void *payload, size_t n, struct fs_errbuf *e);
+int fs_link_queue(
+        struct fs_link *l, uint8_t type, uint32_t id, const void *payload, size_t n, struct fs_errbuf *e);
 /* Each moves what can be moved now, within a bound; *moved says whether anything was. */
 int fs_link_send(struct fs_link *l, bool *moved, struct fs_errbuf *e);
 int fs_link_receive(struct fs_link *l, bool *moved, struct fs_errbuf *e);

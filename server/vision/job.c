@@ -1,7 +1,7 @@
 /*
- * job: one picture on its way to rows. Made and waited for by a request's thread, worked on by the thread of the host it is given to. A
- * cancel ends it at once for its waiter; the host's thread then tells the host and lets go of it. It refuses empty and oversized
- * pictures and more jobs than the limits allow.
+ * job: one picture on its way to rows. Made and waited for by a request's thread, worked on by the thread of
+ * the host it is given to. A cancel ends it at once for its waiter; the host's thread then tells the host and
+ * lets go of it. It refuses empty and oversized pictures and more jobs than the limits allow.
  */
 #include "server/vision/internal.h"
 
@@ -120,8 +120,10 @@ void fs_job_lost_locked(struct fs_vision_job *j, bool same_host_may_retry, const
 __attribute__((target("avx,f16c"))) static size_t widen_f16c(const uint16_t *in, float *out, size_t n)
 {
 	size_t i = 0;
-	for (; i + 8 <= n; i += 8) /* reads before it writes: the output may overtake the input only behind its reading point */
-		_mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(in + i))));
+	for (; i + 8 <= n; i += 8) /* reads before it writes: the output may overtake the input only behind
+	                              its reading point */
+		_mm256_storeu_ps(
+		        out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(in + i))));
 	return i;
 }
 #endif
@@ -211,8 +213,8 @@ static int admit_locked(struct fs_vision *v, size_t n, struct fs_errbuf *e)
 		return FS_OK;
 	for (size_t i = 0; i < v->n_hosts; i++)
 		if (v->hosts[i].state == FS_HOST_UP)
-			return fs_fail(e, FS_ELIMIT, "%.120s takes pictures of at most %lld bytes", v->hosts[i].name,
-				(long long)v->hosts[i].facts.max_picture_bytes);
+			return fs_fail(e, FS_ELIMIT, "%.120s takes pictures of at most %lld bytes",
+			        v->hosts[i].name, (long long)v->hosts[i].facts.max_picture_bytes);
 	char text[480];
 	fs_vision_causes_locked(v, text, sizeof(text));
 	for (size_t i = 0; i < v->n_hosts; i++) {
@@ -223,7 +225,7 @@ static int admit_locked(struct fs_vision *v, size_t n, struct fs_errbuf *e)
 }
 
 static struct fs_vision_job *create(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32],
-	const struct fs_encode_params *p, struct fs_cancel *cancel)
+        const struct fs_encode_params *p, struct fs_cancel *cancel)
 {
 	struct fs_vision_job *j = calloc(1, sizeof(*j));
 	uint8_t *copy = malloc(n);
@@ -249,11 +251,13 @@ static struct fs_vision_job *create(struct fs_vision *v, const void *bytes, size
 	return j;
 }
 
-int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32], const struct fs_encode_params *p,
-	struct fs_cancel *cancel, struct fs_vision_job **out, struct fs_errbuf *e)
+int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32],
+        const struct fs_encode_params *p, struct fs_cancel *cancel, struct fs_vision_job **out,
+        struct fs_errbuf *e)
 {
 	if (n == 0 || n > FS_PICTURE_MAX)
-		return fs_fail(e, FS_EINVAL, "a picture of %zu bytes; 1 to %zu are possible", n, FS_PICTURE_MAX);
+		return fs_fail(
+		        e, FS_EINVAL, "a picture of %zu bytes; 1 to %zu are possible", n, FS_PICTURE_MAX);
 	if (fs_cancelled(cancel))
 		return fs_fail(e, FS_ECANCELLED, "cancelled");
 	struct fs_vision_job *j = create(v, bytes, n, key, p, cancel);
@@ -319,11 +323,12 @@ int fs_vision_wait(struct fs_vision_job *j, struct fs_rows **rows, struct fs_err
 			break;
 		bool late = fs_now() >= j->deadline;
 		pthread_mutex_unlock(&v->lock);
-		bool cancelled = fs_cancelled(j->cancel); /* also fires a passed deadline, whose hook ends the job */
+		bool cancelled =
+		        fs_cancelled(j->cancel); /* also fires a passed deadline, whose hook ends the job */
 		pthread_mutex_lock(&v->lock);
 		if (late && !cancelled)
 			fs_job_end_locked(j, FS_ETIMEOUT, "%.120s: the picture was not encoded within %d s",
-				j->host ? j->host->name : "vision", v->o.encode_timeout_ms / 1000);
+			        j->host ? j->host->name : "vision", v->o.encode_timeout_ms / 1000);
 	}
 	int rc = j->rc;
 	if (rc == FS_OK)

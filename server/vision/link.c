@@ -1,17 +1,19 @@
 /*
- * link: frames over one ssh channel, on the host's thread. Control frames go before picture bytes, pictures go in chunks, taking turns; rows
- * are received straight into the job's buffer. Memory: one pinned output buffer, one scratch frame, 256 KiB of control frames. It
- * refuses frames that do not follow the format and rows that nobody asked for in that shape.
+ * link: frames over one ssh channel, on the host's thread. Control frames go before picture bytes, pictures
+ * go in chunks, taking turns; rows are received straight into the job's buffer. Memory: one pinned output
+ * buffer, one scratch frame, 256 KiB of control frames. It refuses frames that do not follow the format and
+ * rows that nobody asked for in that shape.
  */
 #include "server/vision/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define OUT_CAP (FS_FRAME_CHUNK + 4096)	 /* one chunk, its header, an ENC, and control frames in front */
+#define OUT_CAP (FS_FRAME_CHUNK + 4096) /* one chunk, its header, an ENC, and control frames in front */
 #define CONTROL_MAX ((size_t)256 * 1024)
 #define RECEIVE_TURN ((size_t)4 << 20) /* bytes before sending gets its turn */
-#define BULK ((size_t)64 * 1024)	 /* unsent bytes whose shrinking proves a living peer: more than pings can be */
+#define BULK                                                                                                 \
+	((size_t)64 * 1024) /* unsent bytes whose shrinking proves a living peer: more than pings can be */
 
 int fs_link_init(struct fs_link *l, struct fs_host *h, struct fs_ssh *ssh, struct fs_errbuf *e)
 {
@@ -29,7 +31,8 @@ void fs_link_finish(struct fs_link *l)
 	free(l->scratch);
 }
 
-int fs_link_queue(struct fs_link *l, uint8_t type, uint32_t id, const void *payload, size_t n, struct fs_errbuf *e)
+int fs_link_queue(
+        struct fs_link *l, uint8_t type, uint32_t id, const void *payload, size_t n, struct fs_errbuf *e)
 {
 	if (fs_frame_append(&l->control, type, id, payload, n))
 		return fs_fail(e, FS_EUNAVAILABLE, "the host does not take what is sent to it");
@@ -47,11 +50,11 @@ static void begin_upload(struct fs_link *l, struct fs_vision_job *j)
 {
 	int64_t left = j->deadline - fs_now();
 	struct fs_enc_head head = {
-		.picture_bytes = (uint32_t)j->n,
-		.dtype = l->h->v->o.f16 ? FS_WIRE_F16 : FS_WIRE_F32,
-		.min_tokens = j->params.min_tokens,
-		.max_tokens = j->params.max_tokens,
-		.deadline_ms = left > FS_MS ? (uint32_t)FS_MIN(left / FS_MS, (int64_t)UINT32_MAX) : 1,
+	        .picture_bytes = (uint32_t)j->n,
+	        .dtype = l->h->v->o.f16 ? FS_WIRE_F16 : FS_WIRE_F32,
+	        .min_tokens = j->params.min_tokens,
+	        .max_tokens = j->params.max_tokens,
+	        .deadline_ms = left > FS_MS ? (uint32_t)FS_MIN(left / FS_MS, (int64_t)UINT32_MAX) : 1,
 	};
 	uint8_t *p = l->out + l->out_n;
 	if (++l->h->v->next_id == 0)

@@ -1,6 +1,6 @@
 /*
- * vision: the hosts together: creation and end, which host does a picture, what waits and what is refused. Its functions run on callers'
- * threads and on the hosts'; the lock guards all of it.
+ * vision: the hosts together: creation and end, which host does a picture, what waits and what is refused.
+ * Its functions run on callers' threads and on the hosts'; the lock guards all of it.
  */
 #include "server/vision/internal.h"
 
@@ -18,7 +18,8 @@ const char *fs_host_state_name(enum fs_host_state s)
 
 /* ---- choice ---- */
 
-/* Expected wait: work that is there and this picture, by the host's measured speed; a host without one counts as the fastest. */
+/* Expected wait: work that is there and this picture, by the host's measured speed; a host without one counts
+ * as the fastest. */
 static double score_locked(const struct fs_host *h, double fastest)
 {
 	return (h->outstanding + 1) * (h->speed_ms > 0 ? h->speed_ms : fastest);
@@ -54,7 +55,8 @@ void fs_vision_assign_locked(struct fs_host *h, struct fs_vision_job *j)
 	fs_wake(h->wake);
 }
 
-/* Whether a host may come up soon: its first attempt, or the first one after a loss, is going on, or its encoder starts. */
+/* Whether a host may come up soon: its first attempt, or the first one after a loss, is going on, or its
+ * encoder starts. */
 bool fs_vision_hope_locked(const struct fs_vision *v, bool *starting)
 {
 	bool hope = false;
@@ -72,7 +74,9 @@ void fs_vision_causes_locked(const struct fs_vision *v, char *out, size_t cap)
 	out[0] = '\0';
 	for (size_t i = 0; i < v->n_hosts && n < cap; i++) {
 		const struct fs_host *h = &v->hosts[i];
-		const char *cause = *h->cause ? h->cause : h->state == FS_HOST_CONNECTING ? "still connecting" : fs_host_state_name(h->state);
+		const char *cause = *h->cause                        ? h->cause
+		                    : h->state == FS_HOST_CONNECTING ? "still connecting"
+		                                                     : fs_host_state_name(h->state);
 		int r = snprintf(out + n, cap - n, "%s%s: %s", n ? "; " : "", h->name, cause);
 		n += r > 0 ? (size_t)r : 0;
 	}
@@ -119,11 +123,14 @@ static int init_host(struct fs_vision *v, const struct fs_vision_host_opts *o, s
 	snprintf(h->name, sizeof(h->name), "%s", o->host);
 	h->ssh.port = o->port;
 	int rc;
-	if ((rc = copy_text(&h->ssh.host, o->host, e)) || (rc = copy_text(&h->ssh.identity, o->identity, e)) ||
-		(rc = copy_text(&h->ssh.known_hosts, o->known_hosts, e)) || (rc = copy_text(&h->ssh.config_file, o->config_file, e)) ||
-		(rc = copy_text(&h->ssh.command, o->command, e)))
+	if ((rc = copy_text(&h->ssh.host, o->host, e)) ||
+	        (rc = copy_text(&h->ssh.identity, o->identity, e)) ||
+	        (rc = copy_text(&h->ssh.known_hosts, o->known_hosts, e)) ||
+	        (rc = copy_text(&h->ssh.config_file, o->config_file, e)) ||
+	        (rc = copy_text(&h->ssh.command, o->command, e)))
 		return rc;
-	struct fs_ssh_target target; /* what is wrong in the configuration shows now, not at the first picture */
+	struct fs_ssh_target
+	        target; /* what is wrong in the configuration shows now, not at the first picture */
 	if ((rc = fs_ssh_resolve(&h->ssh, &target, e)))
 		return fs_fail_prefix(e, rc, "vision host %s", h->name);
 	h->wake = fs_wake_open();
@@ -151,7 +158,8 @@ static void put_defaults(struct fs_vision_opts *o)
 int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e)
 {
 	if (o->n_hosts < 1 || o->n_hosts > FS_VISION_MAX_HOSTS)
-		return fs_fail(e, FS_EINVAL, "%zu vision hosts are named; 1 to %d are possible", o->n_hosts, FS_VISION_MAX_HOSTS);
+		return fs_fail(e, FS_EINVAL, "%zu vision hosts are named; 1 to %d are possible", o->n_hosts,
+		        FS_VISION_MAX_HOSTS);
 	if (o->fingerprint && strlen(o->fingerprint) >= sizeof((*out)->fingerprint))
 		return fs_fail(e, FS_EINVAL, "the fingerprint of the mmproj is too long");
 	struct fs_vision *v = calloc(1, sizeof(*v));
@@ -228,15 +236,15 @@ size_t fs_vision_status(struct fs_vision *v, struct fs_host_status *out, size_t 
 		const struct fs_host *h = &v->hosts[i];
 		struct fs_host_status *s = &out[i];
 		*s = (struct fs_host_status){.state = h->state,
-			.min_tokens = h->facts.min_tokens,
-			.max_tokens = h->facts.max_tokens,
-			.rtt_ms = h->rtt_ms,
-			.encodes = h->encodes,
-			.errors = h->errors,
-			.bytes_up = h->bytes_up,
-			.bytes_down = h->bytes_down,
-			.outstanding = h->outstanding,
-			.since = h->since};
+		        .min_tokens = h->facts.min_tokens,
+		        .max_tokens = h->facts.max_tokens,
+		        .rtt_ms = h->rtt_ms,
+		        .encodes = h->encodes,
+		        .errors = h->errors,
+		        .bytes_up = h->bytes_up,
+		        .bytes_down = h->bytes_down,
+		        .outstanding = h->outstanding,
+		        .since = h->since};
 		snprintf(s->host, sizeof(s->host), "%s", h->name);
 		snprintf(s->cause, sizeof(s->cause), "%s", h->cause);
 		snprintf(s->device, sizeof(s->device), "%s", h->facts.device);

@@ -30,8 +30,8 @@ struct fs_vision_opts {
 	int liveness_port;       /* told to hosts; 0 = none */
 };
 int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e);
-void fs_vision_destroy(struct fs_vision
-                *v); /* says BYE where it can, within a second; pending jobs end with FS_EUNAVAILABLE and may be destroyed later */
+void fs_vision_destroy(struct fs_vision *v); /* says BYE where it can, within a second; pending jobs end with
+                                                FS_EUNAVAILABLE and may be destroyed later */
 
 struct fs_vision_job; /* owned by who submitted it */
 struct fs_encode_params {
@@ -41,8 +41,8 @@ struct fs_encode_params {
  * Starts an encode and returns at once. bytes are copied. key: 32 bytes that name the rows. FS_EUNAVAILABLE
  * at once when no host is up (text: "<host>: <cause>"), except while the very first connection attempt is
  * still going on: then it waits for it, at most connect_timeout_ms. A host whose encoder is being started is
- * waited for as long as the job may take. A refusal makes hosts that are down try again soon. cancel fires: the host is told (CANCEL
- * frame) and the job ends with FS_ECANCELLED within 100 ms.
+ * waited for as long as the job may take. A refusal makes hosts that are down try again soon. cancel fires:
+ * the host is told (CANCEL frame) and the job ends with FS_ECANCELLED within 100 ms.
  */
 int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32],
         const struct fs_encode_params *p, struct fs_cancel *cancel, struct fs_vision_job **out,

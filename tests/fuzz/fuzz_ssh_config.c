@@ -1,4 +1,5 @@
-/* ssh_config and known_hosts from arbitrary bytes: the first byte chooses, the rest is the file. Include is left to the tests. */
+/* ssh_config and known_hosts from arbitrary bytes: the first byte chooses, the rest is the file. Include is
+ * left to the tests. */
 #include "server/ssh/internal.h"
 
 #include <stdlib.h>

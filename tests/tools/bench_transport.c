@@ -1,8 +1,9 @@
 /*
- * farsight-bench-transport: what the network path adds to one picture. In one run, round by round: (a) our path, server/vision through
- * agent and watchdog to a null encoder; (b) the same bytes over one plain OpenSSH connection that stays open; (c) one ssh command a
- * transfer with base64, the way it was done before. Prints medians, with --json one object. With --loopback it starts a sshd of its own
- * and needs nothing configured; else the named host must have farsight-agent set up with tests/tools/null_encoder.
+ * farsight-bench-transport: what the network path adds to one picture. In one run, round by round: (a) our
+ * path, server/vision through agent and watchdog to a null encoder; (b) the same bytes over one plain OpenSSH
+ * connection that stays open; (c) one ssh command a transfer with base64, the way it was done before. Prints
+ * medians, with --json one object. With --loopback it starts a sshd of its own and needs nothing configured;
+ * else the named host must have farsight-agent set up with tests/tools/null_encoder.
  */
 #include "server/vision/vision.h"
 #include "tests/unit/sshd.h"
@@ -58,7 +59,8 @@ static void ours(struct bench *b, double *ms)
 	struct fs_errbuf e;
 	uint8_t key[32] = {0};
 	int64_t t = fs_now();
-	if (fs_vision_submit(b->v, b->picture, b->up, key, NULL, NULL, &j, &e) || fs_vision_wait(j, &rows, &e))
+	if (fs_vision_submit(b->v, b->picture, b->up, key, NULL, NULL, &j, &e) ||
+	        fs_vision_wait(j, &rows, &e))
 		die("our path", e.text);
 	*ms = ms_since(t);
 	if ((size_t)rows->shape.n_tokens * (size_t)rows->shape.n_embd != (size_t)b->tokens * (size_t)b->embd)
@@ -70,7 +72,8 @@ static void ours(struct bench *b, double *ms)
 /* ---- children ---- */
 
 /* Writes up bytes and reads down bytes, both at once; down 0: to the end. Returns what was read. */
-static size_t exchange(struct fs_child *c, const uint8_t *out, size_t up, uint8_t *in, size_t cap, bool to_the_end)
+static size_t exchange(
+        struct fs_child *c, const uint8_t *out, size_t up, uint8_t *in, size_t cap, bool to_the_end)
 {
 	size_t sent = 0, got = 0;
 	while (to_the_end || sent < up || got < cap) {
@@ -78,7 +81,8 @@ static size_t exchange(struct fs_child *c, const uint8_t *out, size_t up, uint8_
 			close(c->in);
 			c->in = -1;
 		}
-		struct pollfd pf[2] = {{.fd = c->out, .events = POLLIN}, {.fd = sent < up ? c->in : -1, .events = POLLOUT}};
+		struct pollfd pf[2] = {
+		        {.fd = c->out, .events = POLLIN}, {.fd = sent < up ? c->in : -1, .events = POLLOUT}};
 		if (poll(pf, 2, 60000) <= 0)
 			die("ssh", "nothing moved for a minute");
 		if (pf[1].revents) {
@@ -156,8 +160,8 @@ static void base64(struct bench *b, double *ms)
 	EVP_ENCODE_CTX *ctx = EVP_ENCODE_CTX_new();
 	int out = 0, tail = 0;
 	EVP_DecodeInit(ctx);
-	if (EVP_DecodeUpdate(ctx, b->sink, &out, text, (int)got) < 0 || EVP_DecodeFinal(ctx, b->sink + out, &tail) < 0 ||
-		(size_t)(out + tail) != b->down)
+	if (EVP_DecodeUpdate(ctx, b->sink, &out, text, (int)got) < 0 ||
+	        EVP_DecodeFinal(ctx, b->sink + out, &tail) < 0 || (size_t)(out + tail) != b->down)
 		die("base64", "what came back is not what was sent");
 	*ms = ms_since(t);
 	EVP_ENCODE_CTX_free(ctx);
@@ -174,9 +178,10 @@ static void write_watchdog_config(struct bench *b)
 	snprintf(path, sizeof(path), "%s/null.gguf", b->sshd.dir);
 	test_write_file(path, "not looked into by the null encoder", 0600);
 	snprintf(text, sizeof(text),
-		"{\"mmproj\": \"%s\", \"encoder\": \"%s/tests/tools/null_encoder\", \"encoder_args\": [\"--rows\", \"%dx%d\"], "
-		"\"extended\": false, \"idle_exit_s\": 1}\n",
-		path, b->bin, b->tokens, b->embd);
+	        "{\"mmproj\": \"%s\", \"encoder\": \"%s/tests/tools/null_encoder\", \"encoder_args\": "
+	        "[\"--rows\", \"%dx%d\"], "
+	        "\"extended\": false, \"idle_exit_s\": 1}\n",
+	        path, b->bin, b->tokens, b->embd);
 	snprintf(path, sizeof(path), "%s/farsight/vision-host.json", b->sshd.dir);
 	test_write_file(path, text, 0600);
 }
@@ -197,8 +202,9 @@ static void set_up_loopback(struct bench *b)
 	snprintf(b->host_text, sizeof(b->host_text), "127.0.0.1:%d", b->sshd.port);
 	b->host = b->host_text;
 	snprintf(b->agent, sizeof(b->agent),
-		"env XDG_RUNTIME_DIR=%s XDG_CONFIG_HOME=%s FARSIGHT_WATCHDOG=%s/remote/watchdog/farsight-watchdog %s/remote/agent/farsight-agent",
-		b->sshd.dir, b->sshd.dir, b->bin, b->bin);
+	        "env XDG_RUNTIME_DIR=%s XDG_CONFIG_HOME=%s "
+	        "FARSIGHT_WATCHDOG=%s/remote/watchdog/farsight-watchdog %s/remote/agent/farsight-agent",
+	        b->sshd.dir, b->sshd.dir, b->bin, b->bin);
 	snprintf(b->plain, sizeof(b->plain), "%s/tests/tools/pump %zu %zu", b->bin, b->up, b->down);
 	snprintf(b->port, sizeof(b->port), "%d", b->sshd.port);
 	snprintf(b->known, sizeof(b->known), "UserKnownHostsFile=%s", b->sshd.known_hosts);
@@ -211,7 +217,9 @@ static void set_up_loopback(struct bench *b)
 static void set_up_remote(struct bench *b)
 {
 	/* what stands on every host: a shell loop in place of the pump */
-	snprintf(b->plain, sizeof(b->plain), "while [ \"$(head -c %zu | wc -c)\" -eq %zu ]; do head -c %zu /dev/zero; done", b->up, b->up, b->down);
+	snprintf(b->plain, sizeof(b->plain),
+	        "while [ \"$(head -c %zu | wc -c)\" -eq %zu ]; do head -c %zu /dev/zero; done", b->up, b->up,
+	        b->down);
 	snprintf(b->remote_file, sizeof(b->remote_file), "/tmp/farsight-bench-%d", (int)getpid());
 }
 
@@ -254,14 +262,15 @@ static void set_up(struct bench *b)
 		set_up_loopback(b);
 	else
 		set_up_remote(b);
-	struct fs_vision_opts o = {.n_hosts = 1, .n_embd = b->embd, .f16 = b->f16, .connect_timeout_ms = 10000};
+	struct fs_vision_opts o = {
+	        .n_hosts = 1, .n_embd = b->embd, .f16 = b->f16, .connect_timeout_ms = 10000};
 	o.hosts[0] = (struct fs_vision_host_opts){.host = b->host};
 	if (b->loopback)
 		o.hosts[0] = (struct fs_vision_host_opts){.host = b->host,
-			.identity = b->sshd.identity,
-			.known_hosts = b->sshd.known_hosts,
-			.config_file = b->sshd.ssh_config,
-			.command = b->agent};
+		        .identity = b->sshd.identity,
+		        .known_hosts = b->sshd.known_hosts,
+		        .config_file = b->sshd.ssh_config,
+		        .command = b->agent};
 	if (fs_vision_create(&o, &b->v, &e))
 		die("vision", e.text);
 	start_ssh(b, &b->ssh, b->plain);
@@ -297,30 +306,35 @@ static void report(const struct bench *b)
 	int n = b->rounds;
 	double a = median(b->ours, n), p = median(b->openssh, n), c = median(b->base64, n);
 	if (b->json) {
-		json_t *o = json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:i,s:I,s:I,s:b,s:s}", "ratio_openssh", a / p, "ratio_base64", a / c,
-			"ours_ms", a, "openssh_ms", p, "base64_ms", c, "ours_min_ms", least(b->ours, n), "openssh_min_ms", least(b->openssh, n),
-			"base64_min_ms", least(b->base64, n), "rounds", n, "bytes_up", (json_int_t)b->up, "bytes_down", (json_int_t)b->down, "f16",
-			b->f16, "host", b->loopback ? "loopback" : b->host);
+		json_t *o = json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:i,s:I,s:I,s:b,s:s}",
+		        "ratio_openssh", a / p, "ratio_base64", a / c, "ours_ms", a, "openssh_ms", p,
+		        "base64_ms", c, "ours_min_ms", least(b->ours, n), "openssh_min_ms",
+		        least(b->openssh, n), "base64_min_ms", least(b->base64, n), "rounds", n, "bytes_up",
+		        (json_int_t)b->up, "bytes_down", (json_int_t)b->down, "f16", b->f16, "host",
+		        b->loopback ? "loopback" : b->host);
 		char *text = o ? json_dumps(o, JSON_PRESERVE_ORDER) : NULL;
 		puts(text ? text : "{}");
 		free(text);
 		json_decref(o);
 		return;
 	}
-	printf("%zu bytes up, %zu bytes down, %s, medians of %d interleaved rounds\n\n", b->up, b->down, b->loopback ? "loopback" : b->host, n);
+	printf("%zu bytes up, %zu bytes down, %s, medians of %d interleaved rounds\n\n", b->up, b->down,
+	        b->loopback ? "loopback" : b->host, n);
 	printf("%-46s %10s %10s\n", "", "median ms", "least ms");
 	printf("%-46s %10.1f %10.1f\n", "farsight (agent, watchdog, null encoder)", a, least(b->ours, n));
 	printf("%-46s %10.1f %10.1f\n", "one open OpenSSH connection", p, least(b->openssh, n));
 	printf("%-46s %10.1f %10.1f\n", "one ssh command a transfer, base64", c, least(b->base64, n));
-	printf("\nfarsight / OpenSSH %.2f (budget 1.3)   farsight / base64 %.3f (budget 0.1)\n", a / p, a / c);
+	printf("\nfarsight / OpenSSH %.2f (budget 1.3)   farsight / base64 %.3f (budget 0.1)\n", a / p,
+	        a / c);
 }
 
 static void parse(struct bench *b, int argc, char **argv)
 {
-	static const struct option longs[] = {{"loopback", no_argument, NULL, 'l'}, {"host", required_argument, NULL, 'h'},
-		{"rounds", required_argument, NULL, 'r'}, {"json", no_argument, NULL, 'j'}, {"f16", no_argument, NULL, 'f'},
-		{"rows", required_argument, NULL, 'R'}, {"up", required_argument, NULL, 'u'}, {"bin", required_argument, NULL, 'b'},
-		{"ssh-option", required_argument, NULL, 'o'}, {0}};
+	static const struct option longs[] = {{"loopback", no_argument, NULL, 'l'},
+	        {"host", required_argument, NULL, 'h'}, {"rounds", required_argument, NULL, 'r'},
+	        {"json", no_argument, NULL, 'j'}, {"f16", no_argument, NULL, 'f'},
+	        {"rows", required_argument, NULL, 'R'}, {"up", required_argument, NULL, 'u'},
+	        {"bin", required_argument, NULL, 'b'}, {"ssh-option", required_argument, NULL, 'o'}, {0}};
 	int c;
 	bool good = true;
 	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -342,10 +356,13 @@ static void parse(struct bench *b, int argc, char **argv)
 		else if (c == '?')
 			good = false;
 	}
-	if (!good || b->loopback == (b->host != NULL) || b->rounds < 1 || b->rounds > MAX_ROUNDS || b->tokens < 1 || b->tokens > 65536 ||
-		b->embd < 1 || b->embd > 65536 || b->up < 1 || b->up > FS_PICTURE_MAX) {
-		fprintf(stderr, "usage: farsight-bench-transport --loopback | --host HOST [--ssh-option OPT]…\n"
-				"       [--rounds 21] [--rows 1024x2560] [--up 200000] [--f16] [--json] [--bin BUILD-FOLDER]\n");
+	if (!good || b->loopback == (b->host != NULL) || b->rounds < 1 || b->rounds > MAX_ROUNDS ||
+	        b->tokens < 1 || b->tokens > 65536 || b->embd < 1 || b->embd > 65536 || b->up < 1 ||
+	        b->up > FS_PICTURE_MAX) {
+		fprintf(stderr,
+		        "usage: farsight-bench-transport --loopback | --host HOST [--ssh-option OPT]…\n"
+		        "       [--rounds 21] [--rows 1024x2560] [--up 200000] [--f16] [--json] [--bin "
+		        "BUILD-FOLDER]\n");
 		exit(2);
 	}
 }

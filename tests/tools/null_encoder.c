@@ -1,7 +1,7 @@
 /*
- * null_encoder: an encoder of the line protocol that encodes nothing: every picture gets the same rows, written anew each time, so that
- * farsight-bench-transport measures the way to it and back alone. Arguments: --rows N (grid N x 1) or --rows NxE as tokens x width;
- * others are ignored. One thread.
+ * null_encoder: an encoder of the line protocol that encodes nothing: every picture gets the same rows,
+ * written anew each time, so that farsight-bench-transport measures the way to it and back alone. Arguments:
+ * --rows N (grid N x 1) or --rows NxE as tokens x width; others are ignored. One thread.
  */
 #include "common/wire/wire.h"
 
@@ -16,7 +16,10 @@ static int parse_rows(int argc, char **argv, struct fs_rows_shape *s)
 		if (!strcmp(argv[i], "--rows") && sscanf(argv[i + 1], "%dx%d", &s->n_tokens, &s->n_embd) < 1)
 			return -1;
 	s->nx = s->n_tokens;
-	return s->n_tokens < 1 || s->n_tokens > FS_ROWS_MAX_TOKENS || s->n_embd < 1 || s->n_embd > FS_ROWS_MAX_EMBD ? -1 : 0;
+	return s->n_tokens < 1 || s->n_tokens > FS_ROWS_MAX_TOKENS || s->n_embd < 1 ||
+	                       s->n_embd > FS_ROWS_MAX_EMBD
+	               ? -1
+	               : 0;
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,7 @@
 /*
- * pump: reads <up> bytes from stdin, then writes <down> bytes to stdout, again and again until stdin ends. The far end of
- * farsight-bench-transport's plain OpenSSH connection: the same bytes with no protocol at all. One thread; refuses nothing.
+ * pump: reads <up> bytes from stdin, then writes <down> bytes to stdout, again and again until stdin ends.
+ * The far end of farsight-bench-transport's plain OpenSSH connection: the same bytes with no protocol at all.
+ * One thread; refuses nothing.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -38,7 +39,8 @@ static int write_all(const uint8_t *buf, size_t n)
 
 int main(int argc, char **argv)
 {
-	size_t up = argc > 1 ? strtoul(argv[1], NULL, 10) : 0, down = argc > 2 ? strtoul(argv[2], NULL, 10) : 0;
+	size_t up = argc > 1 ? strtoul(argv[1], NULL, 10) : 0,
+	       down = argc > 2 ? strtoul(argv[2], NULL, 10) : 0;
 	uint8_t *in = up ? malloc(up) : NULL, *out = down ? malloc(down) : NULL;
 	if (!in || !out || up > 1u << 30 || down > 1u << 30) {
 		fprintf(stderr, "usage: pump <up> <down>: bytes to read, bytes to answer\n");

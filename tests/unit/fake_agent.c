@@ -1,6 +1,7 @@
 /*
- * fake_agent: the far end of the ssh channel for tests of server/vision: speaks frames on stdin and stdout, makes rows from the picture's
- * bytes by a rule that the test knows, and misbehaves on demand. One thread; answers of several requests are interleaved on purpose.
+ * fake_agent: the far end of the ssh channel for tests of server/vision: speaks frames on stdin and stdout,
+ * makes rows from the picture's bytes by a rule that the test knows, and misbehaves on demand. One thread;
+ * answers of several requests are interleaved on purpose.
  *
  *   --rows N --embd E        size of the answer (default 4 x 8, nx = N)
  *   --hello-embd E           what HELLO says, when it is to differ
@@ -46,7 +47,12 @@ static struct {
 	int rows, embd, hello_embd, delay, die_at, refuse, version, starting;
 	bool hang, slow_first, nan, malformed, mute, mute_pings;
 	const char *refuse_text, *print, *failed, *err, *once, *log, *fingerprint;
-} knob = {.rows = 4, .embd = 8, .die_at = -1, .version = FS_PROTOCOL_VERSION, .starting = -1, .fingerprint = "00112233445566778899aabbccddeeff"};
+} knob = {.rows = 4,
+        .embd = 8,
+        .die_at = -1,
+        .version = FS_PROTOCOL_VERSION,
+        .starting = -1,
+        .fingerprint = "00112233445566778899aabbccddeeff"};
 static struct request requests[MAX_REQUESTS];
 static int n_seen;
 static int64_t ready_at = FS_NEVER;
@@ -144,8 +150,10 @@ static void make_rows(struct request *r)
 		else
 			memcpy(r->rows + 4 * i, &f, 4);
 	}
-	struct fs_rows_head head = {
-		.shape = {knob.rows, knob.rows, 1, knob.embd}, .dtype = r->head.dtype, .encode_us = 1500, .queue_us = 500};
+	struct fs_rows_head head = {.shape = {knob.rows, knob.rows, 1, knob.embd},
+	        .dtype = r->head.dtype,
+	        .encode_us = 1500,
+	        .queue_us = 500};
 	uint8_t wire[FS_ROWS_HEAD];
 	fs_rows_head_put(wire, &head);
 	put_frame(FS_FRAME_ROWS, r->id, wire, sizeof(wire));
@@ -290,14 +298,16 @@ static void parse_knobs(int argc, char **argv)
 			const char **text;
 			bool *flag;
 		} table[] = {{"--rows", &knob.rows, NULL, NULL}, {"--embd", &knob.embd, NULL, NULL},
-			{"--hello-embd", &knob.hello_embd, NULL, NULL}, {"--delay", &knob.delay, NULL, NULL},
-			{"--die-at", &knob.die_at, NULL, NULL}, {"--version", &knob.version, NULL, NULL},
-			{"--starting", &knob.starting, NULL, NULL}, {"--fingerprint", NULL, &knob.fingerprint, NULL},
-			{"--print", NULL, &knob.print, NULL}, {"--failed", NULL, &knob.failed, NULL}, {"--stderr", NULL, &knob.err, NULL},
-			{"--once", NULL, &knob.once, NULL}, {"--log", NULL, &knob.log, NULL}, {"--hang", NULL, NULL, &knob.hang},
-			{"--slow-first", NULL, NULL, &knob.slow_first}, {"--nan", NULL, NULL, &knob.nan},
-			{"--malformed", NULL, NULL, &knob.malformed}, {"--mute", NULL, NULL, &knob.mute},
-			{"--mute-pings", NULL, NULL, &knob.mute_pings}};
+		        {"--hello-embd", &knob.hello_embd, NULL, NULL}, {"--delay", &knob.delay, NULL, NULL},
+		        {"--die-at", &knob.die_at, NULL, NULL}, {"--version", &knob.version, NULL, NULL},
+		        {"--starting", &knob.starting, NULL, NULL},
+		        {"--fingerprint", NULL, &knob.fingerprint, NULL},
+		        {"--print", NULL, &knob.print, NULL}, {"--failed", NULL, &knob.failed, NULL},
+		        {"--stderr", NULL, &knob.err, NULL}, {"--once", NULL, &knob.once, NULL},
+		        {"--log", NULL, &knob.log, NULL}, {"--hang", NULL, NULL, &knob.hang},
+		        {"--slow-first", NULL, NULL, &knob.slow_first}, {"--nan", NULL, NULL, &knob.nan},
+		        {"--malformed", NULL, NULL, &knob.malformed}, {"--mute", NULL, NULL, &knob.mute},
+		        {"--mute-pings", NULL, NULL, &knob.mute_pings}};
 		bool known = false;
 		if (!strcmp(a, "--refuse") && i + 2 < argc) {
 			knob.refuse = atoi(v);

@@ -103,10 +103,12 @@ static void write_config(struct test_sshd *s, const struct test_sshd_opts *o)
 	fs_buf_init(&conf, 65536);
 	fs_buf_init(&known, 65536);
 	int rc = fs_buf_printf(&conf,
-		"ListenAddress 127.0.0.1\nPort %d\nPidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\n"
-		"KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 200\nLogLevel VERBOSE\n"
-		"AuthorizedKeysFile %s\n%s\n",
-		s->port, s->authorized_keys, o && o->extra ? o->extra : "");
+	        "ListenAddress 127.0.0.1\nPort %d\nPidFile none\nUsePAM no\nStrictModes "
+	        "no\nPasswordAuthentication no\n"
+	        "KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups "
+	        "200\nLogLevel VERBOSE\n"
+	        "AuthorizedKeysFile %s\n%s\n",
+	        s->port, s->authorized_keys, o && o->extra ? o->extra : "");
 	if (o && o->forced_command)
 		rc |= fs_buf_printf(&conf, "ForceCommand %s\n", o->forced_command);
 	char types[64], path[200], pub[210];
@@ -129,7 +131,9 @@ static void write_config(struct test_sshd *s, const struct test_sshd_opts *o)
 
 static bool port_answers(int port)
 {
-	struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
+	struct sockaddr_in in = {.sin_family = AF_INET,
+	        .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+	        .sin_port = htons((uint16_t)port)};
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	FS_ASSERT(fd >= 0);
 	bool ok = connect(fd, (struct sockaddr *)&in, sizeof(in)) == 0;

@@ -1,4 +1,5 @@
-/* known_hosts: keys, fingerprints and hashed names below were made by ssh-keygen, so the expectations are OpenSSH's. */
+/* known_hosts: keys, fingerprints and hashed names below were made by ssh-keygen, so the expectations are
+ * OpenSSH's. */
 #include "server/ssh/internal.h"
 
 #include <setjmp.h>
@@ -13,8 +14,9 @@
 
 #define A64 "AAAAC3NzaC1lZDI1NTE5AAAAILOAT5TOAUPgvJj0MQDZVgW1IztJhTUddKtwVF+Lw3+E"
 #define B64 "AAAAC3NzaC1lZDI1NTE5AAAAIDSKtky9jiuIVwppLisGNSS8zW+u56pU6DimxwfiFpfT"
-#define C64                                                                                                         \
-	"AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTYAAABBBPX3F6DoORBG5smZ7sp5ao2IhEPny1uCdkeEalyy2AxxY8vunKk7" \
+#define C64                                                                                                  \
+	"AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTYAAABBBPX3F6DoORBG5smZ7sp5ao2IhEPny1uCdkeEalyy2AxxY8" \
+	"vunKk7"                                                                                             \
 	"YON1cxQ4hQ8vYtvcjtFKu1DCz+S32DkE3hQ="
 #define A "ssh-ed25519 " A64
 #define B "ssh-ed25519 " B64
@@ -25,7 +27,8 @@ static struct {
 	size_t n;
 } a, b, c;
 
-/* The verdict on key `blob` for box:port under this text; *bad (may be NULL) gets the lines that do not parse. */
+/* The verdict on key `blob` for box:port under this text; *bad (may be NULL) gets the lines that do not
+ * parse. */
 static enum fs_kh_verdict check(int port, const char *text, const uint8_t *blob, size_t n, size_t *bad)
 {
 	struct fs_known_hosts *k = NULL;
@@ -64,12 +67,14 @@ static void ports(void **state)
 static void hashed_names(void **state)
 {
 	static const char text[] = "|1|6xPov4DIInhNj95BFNz6IFRI7Ls=|L/iniX2ud47BQa+V7A/lqmlDIKU= " A "\n";
-	static const char with_port[] = "|1|BOu1VA34OidZE8Ag16aeTeF/IJM=|uDxi+EQePBQbSp0A1CjDdYdIdrQ= " A "\n";
+	static const char with_port[] =
+	        "|1|BOu1VA34OidZE8Ag16aeTeF/IJM=|uDxi+EQePBQbSp0A1CjDdYdIdrQ= " A "\n";
 	assert_int_equal(CHECK(22, text, a), FS_KH_MATCH);
 	assert_int_equal(CHECK(22, text, b), FS_KH_CHANGED);
 	assert_int_equal(CHECK(2222, with_port, a), FS_KH_MATCH);
 	assert_int_equal(CHECK(2223, with_port, a), FS_KH_UNKNOWN);
-	assert_int_equal(CHECK(22, "|1|!!|L/iniX2ud47BQa+V7A/lqmlDIKU= " A "\n|1|nothing " A "\n", a), FS_KH_UNKNOWN);
+	assert_int_equal(
+	        CHECK(22, "|1|!!|L/iniX2ud47BQa+V7A/lqmlDIKU= " A "\n|1|nothing " A "\n", a), FS_KH_UNKNOWN);
 }
 
 static void patterns_and_negation(void **state)
@@ -85,8 +90,11 @@ static void markers(void **state)
 	assert_int_equal(CHECK(22, "@revoked * " A "\nbox " A "\n", a), FS_KH_REVOKED);
 	assert_int_equal(CHECK(22, "@revoked other " A "\nbox " A "\n", a), FS_KH_MATCH);
 	assert_int_equal(CHECK(22, "@revoked * " B "\nbox " A "\n", a), FS_KH_MATCH);
-	assert_int_equal(CHECK(22, "@revoked |1|6xPov4DIInhNj95BFNz6IFRI7Ls=|L/iniX2ud47BQa+V7A/lqmlDIKU= " A "\nbox " A "\n", a),
-		FS_KH_REVOKED);
+	assert_int_equal(CHECK(22,
+	                         "@revoked |1|6xPov4DIInhNj95BFNz6IFRI7Ls=|L/iniX2ud47BQa+V7A/lqmlDIKU= " A
+	                         "\nbox " A "\n",
+	                         a),
+	        FS_KH_REVOKED);
 	assert_int_equal(CHECK(22, "@cert-authority * " A "\n", a), FS_KH_ONLY_CA);
 	assert_int_equal(CHECK(22, "@cert-authority * " B "\nbox " A "\n", a), FS_KH_MATCH);
 }
@@ -96,8 +104,10 @@ static void damaged_files(void **state)
 	size_t bad;
 	assert_int_equal(check(22, "# c\r\n\r\nbox " A "\r\n", a.blob, a.n, &bad), FS_KH_MATCH);
 	assert_int_equal(bad, 0);
-	assert_int_equal(check(22, "garbage\n@new box " A "\nbox ssh-rsa " A64 "\nbox ssh-ed25519 ####\nbox " A, a.blob, a.n, &bad),
-		FS_KH_MATCH);
+	assert_int_equal(
+	        check(22, "garbage\n@new box " A "\nbox ssh-rsa " A64 "\nbox ssh-ed25519 ####\nbox " A,
+	                a.blob, a.n, &bad),
+	        FS_KH_MATCH);
 	assert_int_equal(bad, 4);
 	/* a line longer than any key */
 	size_t n = 100000;
@@ -178,16 +188,16 @@ static int teardown(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(plain_lines),
-		cmocka_unit_test(ports),
-		cmocka_unit_test(hashed_names),
-		cmocka_unit_test(patterns_and_negation),
-		cmocka_unit_test(markers),
-		cmocka_unit_test(damaged_files),
-		cmocka_unit_test(known_types_are_negotiated_first),
-		cmocka_unit_test(an_alias_has_no_port),
-		cmocka_unit_test(fingerprints_are_ssh_keygen_s),
-		cmocka_unit_test(base64_is_strict),
+	        cmocka_unit_test(plain_lines),
+	        cmocka_unit_test(ports),
+	        cmocka_unit_test(hashed_names),
+	        cmocka_unit_test(patterns_and_negation),
+	        cmocka_unit_test(markers),
+	        cmocka_unit_test(damaged_files),
+	        cmocka_unit_test(known_types_are_negotiated_first),
+	        cmocka_unit_test(an_alias_has_no_port),
+	        cmocka_unit_test(fingerprints_are_ssh_keygen_s),
+	        cmocka_unit_test(base64_is_strict),
 	};
 	return cmocka_run_group_tests(tests, setup, teardown);
 }

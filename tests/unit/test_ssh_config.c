@@ -1,4 +1,5 @@
-/* ~/.ssh/config: what a name comes to mean. The expectations are ssh_config(5)'s; the last test asks ssh -G itself. */
+/* ~/.ssh/config: what a name comes to mean. The expectations are ssh_config(5)'s; the last test asks ssh -G
+ * itself. */
 #include "server/ssh/internal.h"
 
 #include <setjmp.h>
@@ -36,7 +37,8 @@ static void bad(const char *host, const char *text, int err, const char *want)
 	struct fs_errbuf e = {""};
 	int rc = parse(host, text, &c, &e);
 	if (rc != err || !strstr(e.text, want))
-		fail_msg("got %s \"%s\", want %s with \"%s\"", fs_err_name(rc), e.text, fs_err_name(err), want);
+		fail_msg("got %s \"%s\", want %s with \"%s\"", fs_err_name(rc), e.text, fs_err_name(err),
+		        want);
 }
 
 static void names_are_split(void **state)
@@ -54,8 +56,8 @@ static void names_are_split(void **state)
 	c = good("::1", "");
 	assert_string_equal(c.target.hostname, "::1");
 	assert_int_equal(c.target.port, 22);
-	static const char *const wrong[] = {"", "@box", "eve@", "box:0", "box:65536", "box:1a", "box:", "-oProxyCommand=x", "a b", "a;b",
-		"[::1", "[::1]x"};
+	static const char *const wrong[] = {"", "@box", "eve@", "box:0", "box:65536", "box:1a",
+	        "box:", "-oProxyCommand=x", "a b", "a;b", "[::1", "[::1]x"};
 	for (size_t i = 0; i < FS_ARRAY_LEN(wrong); i++)
 		bad(wrong[i], "", FS_EINVAL, "");
 }
@@ -63,16 +65,16 @@ static void names_are_split(void **state)
 static void first_value_wins_and_blocks_match(void **state)
 {
 	static const char text[] = "# comment\n"
-				   "Host gpu*  !gpu-old\n"
-				   "\tHostName 10.0.0.7\n"
-				   "  user = \"night owl\"\n"
-				   "Port=2222\n"
-				   "HostName 10.0.0.8\n"
-				   "\n"
-				   "Host *\n"
-				   "  User other\n"
-				   "  Port 99\n"
-				   "  HostKeyAlias alias\n";
+	                           "Host gpu*  !gpu-old\n"
+	                           "\tHostName 10.0.0.7\n"
+	                           "  user = \"night owl\"\n"
+	                           "Port=2222\n"
+	                           "HostName 10.0.0.8\n"
+	                           "\n"
+	                           "Host *\n"
+	                           "  User other\n"
+	                           "  Port 99\n"
+	                           "  HostKeyAlias alias\n";
 	struct fs_ssh_conf c = good("gpu1", text);
 	assert_string_equal(c.target.hostname, "10.0.0.7");
 	assert_string_equal(c.target.user, "night owl");
@@ -90,10 +92,11 @@ static void first_value_wins_and_blocks_match(void **state)
 static void keys_and_files_are_expanded(void **state)
 {
 	char want[256];
-	struct fs_ssh_conf c = good("box", "HostName %h.lan\nUser eve\nPort 44\n"
-					   "IdentityFile ~/.ssh/%r_%n\nIdentityFile %d/k_%h_%p%%\n"
-					   "UserKnownHostsFile ~/a \"%d/b c\"\nGlobalKnownHostsFile none\nIdentitiesOnly yes\n"
-					   "IdentityAgent ${FS_TEST_SOCK}\n");
+	struct fs_ssh_conf c = good("box",
+	        "HostName %h.lan\nUser eve\nPort 44\n"
+	        "IdentityFile ~/.ssh/%r_%n\nIdentityFile %d/k_%h_%p%%\n"
+	        "UserKnownHostsFile ~/a \"%d/b c\"\nGlobalKnownHostsFile none\nIdentitiesOnly yes\n"
+	        "IdentityAgent ${FS_TEST_SOCK}\n");
 	assert_string_equal(c.target.hostname, "box.lan");
 	assert_int_equal(c.target.n_identities, 2);
 	snprintf(want, sizeof(want), "%s/.ssh/eve_box", home);
@@ -161,7 +164,8 @@ static void match_blocks_are_evaluated(void **state)
 	assert_int_equal(good("box", "Match host box,other\n Port 7\n").target.port, 7);
 	assert_int_equal(good("box", "Match host !box,*\n Port 7\n").target.port, 22);
 	assert_int_equal(good("box", "Match !host other\n Port 7\n").target.port, 7);
-	assert_int_equal(good("box", "HostName real\nMatch host real originalhost box\n Port 7\n").target.port, 7);
+	assert_int_equal(
+	        good("box", "HostName real\nMatch host real originalhost box\n Port 7\n").target.port, 7);
 	assert_int_equal(good("eve@box", "Match user eve\n Port 7\n").target.port, 7);
 	assert_int_equal(good("bob@box", "Match user eve\n Port 7\n").target.port, 22);
 	assert_int_equal(good("box", "Match canonical\n Port 7\n").target.port, 22);
@@ -230,10 +234,13 @@ static void openssh_reads_it_the_same_way(void **state)
 		printf("skipped: there is no ssh\n");
 		skip();
 	}
-	write_file("big", "Host *.lan gpu? !gpu9\n HostName %h.example\n User=\"u1\"\n Port 2201\nHost gpu9\n Port 2209\n"
-			  "Match host gpu1.example\n HostKeyAlias viamatch\nMatch originalhost gp* user other\n Port 1\nHost *\n User u2\n"
-			  " Port 2299\n IdentityFile /k/%h-%r\n",
-		0600);
+	write_file("big",
+	        "Host *.lan gpu? !gpu9\n HostName %h.example\n User=\"u1\"\n Port 2201\nHost gpu9\n Port "
+	        "2209\n"
+	        "Match host gpu1.example\n HostKeyAlias viamatch\nMatch originalhost gp* user other\n Port "
+	        "1\nHost *\n User u2\n"
+	        " Port 2299\n IdentityFile /k/%h-%r\n",
+	        0600);
 	static const char *const hosts[] = {"gpu1", "gpu9", "gpu10", "x.lan", "lan", "other@gpu2"};
 	char path[256], want[1024], port[16];
 	snprintf(path, sizeof(path), "%s/.ssh/big", home);
@@ -298,17 +305,17 @@ static int teardown(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(names_are_split),
-		cmocka_unit_test(first_value_wins_and_blocks_match),
-		cmocka_unit_test(keys_and_files_are_expanded),
-		cmocka_unit_test(defaults_are_openssh_s),
-		cmocka_unit_test(options_go_first),
-		cmocka_unit_test(what_can_not_be_honoured_names_its_line),
-		cmocka_unit_test(match_blocks_are_evaluated),
-		cmocka_unit_test(include_follows_its_block),
-		cmocka_unit_test(own_file_must_be_ours),
-		cmocka_unit_test(openssh_reads_it_the_same_way),
-		cmocka_unit_test(patterns),
+	        cmocka_unit_test(names_are_split),
+	        cmocka_unit_test(first_value_wins_and_blocks_match),
+	        cmocka_unit_test(keys_and_files_are_expanded),
+	        cmocka_unit_test(defaults_are_openssh_s),
+	        cmocka_unit_test(options_go_first),
+	        cmocka_unit_test(what_can_not_be_honoured_names_its_line),
+	        cmocka_unit_test(match_blocks_are_evaluated),
+	        cmocka_unit_test(include_follows_its_block),
+	        cmocka_unit_test(own_file_must_be_ours),
+	        cmocka_unit_test(openssh_reads_it_the_same_way),
+	        cmocka_unit_test(patterns),
 	};
 	return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,6 +1,6 @@
 /*
- * server/vision against fake_agent behind a real sshd: rows arrive whole and under the right request, faults become the right errors,
- * lost work is done again, and a host that is away comes back by itself.
+ * server/vision against fake_agent behind a real sshd: rows arrive whole and under the right request, faults
+ * become the right errors, lost work is done again, and a host that is away comes back by itself.
  */
 #include "server/vision/vision.h"
 #include "tests/unit/sshd.h"
@@ -32,8 +32,11 @@ struct rig {
 static void add_host(struct rig *r, const struct test_sshd *s, char *host, const char *command)
 {
 	snprintf(host, 64, "127.0.0.1:%d", s->port);
-	r->o.hosts[r->o.n_hosts++] = (struct fs_vision_host_opts){
-		.host = host, .identity = s->identity, .known_hosts = s->known_hosts, .config_file = s->ssh_config, .command = command};
+	r->o.hosts[r->o.n_hosts++] = (struct fs_vision_host_opts){.host = host,
+	        .identity = s->identity,
+	        .known_hosts = s->known_hosts,
+	        .config_file = s->ssh_config,
+	        .command = command};
 }
 
 /* args: knobs of the fake agent; %L in it is the log, %O the once-file. */
@@ -107,7 +110,8 @@ static void wait_state(const struct rig *r, size_t host, enum fs_host_state want
 		if (st[host].state == want)
 			return;
 		if (fs_now() > until)
-			fail_msg("host is %s (%s), not %s", fs_host_state_name(st[host].state), st[host].cause, fs_host_state_name(want));
+			fail_msg("host is %s (%s), not %s", fs_host_state_name(st[host].state),
+			        st[host].cause, fs_host_state_name(want));
 		poll(NULL, 0, 2);
 	}
 }
@@ -161,7 +165,8 @@ static void bad_encode(struct rig *r, int err, const char *want)
 	if (!rc)
 		rc = fs_vision_wait(j, &rows, &e);
 	if (rc != err || !strstr(e.text, want))
-		fail_msg("got %s \"%s\", want %s with \"%s\"", fs_err_name(rc), e.text, fs_err_name(err), want);
+		fail_msg("got %s \"%s\", want %s with \"%s\"", fs_err_name(rc), e.text, fs_err_name(err),
+		        want);
 	fs_vision_job_destroy(j);
 }
 
@@ -229,7 +234,8 @@ static void answers_find_their_requests(void **state)
 {
 	enum { N = 12 };
 	struct rig r;
-	rig_up(&r, "--rows 20000 --delay 50 --slow-first"); /* ten chunks each, interleaved, the first one last */
+	rig_up(&r, "--rows 20000 --delay 50 --slow-first"); /* ten chunks each, interleaved, the first one
+	                                                       last */
 	struct fs_vision_job *j[N];
 	for (int i = 0; i < N; i++)
 		j[i] = submit(&r, 100000 + (size_t)i, (uint8_t)(i + 1), NULL);
@@ -581,7 +587,8 @@ static void second_host_with_another_model_is_refused(void **state)
 {
 	struct rig r;
 	prepare(&r, "");
-	expand(&r, r.command2, sizeof(r.command2), "--fingerprint ffffffffffffffffffffffffffffffff --starting 300");
+	expand(&r, r.command2, sizeof(r.command2),
+	        "--fingerprint ffffffffffffffffffffffffffffffff --starting 300");
 	add_host(&r, &sshd2, r.host2, r.command2);
 	start(&r);
 	wait_state(&r, 0, FS_HOST_UP);
@@ -630,36 +637,36 @@ static int teardown(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(rows_arrive_as_f32),
-		cmocka_unit_test(large_rows_arrive),
-		cmocka_unit_test(rows_arrive_as_f16),
-		cmocka_unit_test(facts_of_an_encode_are_told),
-		cmocka_unit_test(answers_find_their_requests),
-		cmocka_unit_test(cancel_ends_the_wait_and_tells_the_host),
-		cmocka_unit_test(fired_tokens_and_deadlines_end_it),
-		cmocka_unit_test(encode_timeout_is_its_own_error),
-		cmocka_unit_test(destroyed_jobs_are_cancelled),
-		cmocka_unit_test(destroy_ends_waiting_jobs),
-		cmocka_unit_test(refused_pictures_are_the_pictures_fault),
-		cmocka_unit_test(encoder_trouble_is_tried_again),
-		cmocka_unit_test(rows_with_nan_are_refused),
-		cmocka_unit_test(rows_of_another_width_end_the_connection),
-		cmocka_unit_test(malformed_frames_end_the_connection),
-		cmocka_unit_test(host_that_dies_mid_answer_is_asked_again),
-		cmocka_unit_test(host_that_always_dies_is_given_up),
-		cmocka_unit_test(wrong_models_are_refused_by_name),
-		cmocka_unit_test(chatter_before_the_protocol_is_explained),
-		cmocka_unit_test(missing_agent_is_named),
-		cmocka_unit_test(last_words_are_told),
-		cmocka_unit_test(starting_encoders_are_waited_for),
-		cmocka_unit_test(failed_encoders_are_told_at_once),
-		cmocka_unit_test(absent_host_is_refused_then_found),
-		cmocka_unit_test(lost_host_comes_back_by_itself),
-		cmocka_unit_test(frozen_host_is_noticed),
-		cmocka_unit_test(silent_agents_are_noticed_by_their_pings),
-		cmocka_unit_test(two_hosts_share_and_stand_in),
-		cmocka_unit_test(second_host_with_another_model_is_refused),
-		cmocka_unit_test(nonsense_is_refused),
+	        cmocka_unit_test(rows_arrive_as_f32),
+	        cmocka_unit_test(large_rows_arrive),
+	        cmocka_unit_test(rows_arrive_as_f16),
+	        cmocka_unit_test(facts_of_an_encode_are_told),
+	        cmocka_unit_test(answers_find_their_requests),
+	        cmocka_unit_test(cancel_ends_the_wait_and_tells_the_host),
+	        cmocka_unit_test(fired_tokens_and_deadlines_end_it),
+	        cmocka_unit_test(encode_timeout_is_its_own_error),
+	        cmocka_unit_test(destroyed_jobs_are_cancelled),
+	        cmocka_unit_test(destroy_ends_waiting_jobs),
+	        cmocka_unit_test(refused_pictures_are_the_pictures_fault),
+	        cmocka_unit_test(encoder_trouble_is_tried_again),
+	        cmocka_unit_test(rows_with_nan_are_refused),
+	        cmocka_unit_test(rows_of_another_width_end_the_connection),
+	        cmocka_unit_test(malformed_frames_end_the_connection),
+	        cmocka_unit_test(host_that_dies_mid_answer_is_asked_again),
+	        cmocka_unit_test(host_that_always_dies_is_given_up),
+	        cmocka_unit_test(wrong_models_are_refused_by_name),
+	        cmocka_unit_test(chatter_before_the_protocol_is_explained),
+	        cmocka_unit_test(missing_agent_is_named),
+	        cmocka_unit_test(last_words_are_told),
+	        cmocka_unit_test(starting_encoders_are_waited_for),
+	        cmocka_unit_test(failed_encoders_are_told_at_once),
+	        cmocka_unit_test(absent_host_is_refused_then_found),
+	        cmocka_unit_test(lost_host_comes_back_by_itself),
+	        cmocka_unit_test(frozen_host_is_noticed),
+	        cmocka_unit_test(silent_agents_are_noticed_by_their_pings),
+	        cmocka_unit_test(two_hosts_share_and_stand_in),
+	        cmocka_unit_test(second_host_with_another_model_is_refused),
+	        cmocka_unit_test(nonsense_is_refused),
 	};
 	agent = getenv("FS_FAKE_AGENT");
 	if (!agent) {
