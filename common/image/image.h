@@ -52,8 +52,9 @@ enum fs_filter { FS_BILINEAR, FS_BICUBIC, FS_LANCZOS };
 int fs_image_resize(const struct fs_image *src, int w, int h, enum fs_filter filter, struct fs_image *out,
         struct fs_errbuf *e);
 
-/* The same, giving up with FS_ECANCELLED within some milliseconds of the token's firing. cancel may be NULL. */
-int fs_image_resize_cancellable(const struct fs_image *src, int w, int h, enum fs_filter filter, struct fs_cancel *cancel,
-	struct fs_image *out, struct fs_errbuf *e);
+/* The same, giving up with FS_ECANCELLED within some milliseconds of the token's firing. cancel may be NULL.
+ */
+int fs_image_resize_cancellable(const struct fs_image *src, int w, int h, enum fs_filter filter,
+        struct fs_cancel *cancel, struct fs_image *out, struct fs_errbuf *e);
 
 #endif

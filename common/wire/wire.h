@@ -29,13 +29,14 @@ enum fs_wire_dtype { FS_WIRE_F32 = 0, FS_WIRE_F16 = 1 };
 size_t fs_wire_dtype_bytes(uint32_t dtype); /* 4, 2; 0 for an unknown one */
 /* As fs_rows_header_get for a file whose rows were asked for in dtype (the header does not tell). */
 int fs_rows_header_get_dtype(const uint8_t in[FS_ROWS_HEADER], uint64_t file_bytes, enum fs_wire_dtype dtype,
-	struct fs_rows_shape *out, struct fs_errbuf *e);
+        struct fs_rows_shape *out, struct fs_errbuf *e);
 /* Writes header and rows to a new file (0600, O_EXCL not required: the path is truncated); removes it on
  * failure. */
 int fs_rows_write_file(
         const char *path, const struct fs_rows_shape *s, const float *rows, struct fs_errbuf *e);
 /* The same with IEEE halves, as answer to dtype=f16. */
-int fs_rows_write_file_f16(const char *path, const struct fs_rows_shape *s, const uint16_t *rows, struct fs_errbuf *e);
+int fs_rows_write_file_f16(
+        const char *path, const struct fs_rows_shape *s, const uint16_t *rows, struct fs_errbuf *e);
 /* Reads and checks all of it, finiteness included; *rows is malloc'd, [n_tokens][n_embd]. */
 int fs_rows_read_file(const char *path, struct fs_rows_shape *s, float **rows, struct fs_errbuf *e);
 /* FS_EFORMAT naming the first element that is NaN or infinite. */
@@ -119,7 +120,8 @@ struct fs_frame {
 void fs_frame_header_put(uint8_t out[FS_FRAME_HEADER], uint8_t type, uint32_t id, uint32_t len);
 /* Appends header and payload to b. */
 int fs_frame_append(struct fs_buf *b, uint8_t type, uint32_t id, const void *payload, size_t n);
-/* The header alone, for readers that take payloads straight to where they belong; payload is NULL. Same checks as fs_frame_parse. */
+/* The header alone, for readers that take payloads straight to where they belong; payload is NULL. Same
+ * checks as fs_frame_parse. */
 int fs_frame_header_get(const uint8_t in[FS_FRAME_HEADER], struct fs_frame *out, struct fs_errbuf *e);
 /* FS_OK: a frame, *used bytes long, at the front of data. FS_ENOTFOUND: more bytes are needed. FS_EFORMAT:
  * unknown type, flags, length. */
@@ -153,7 +155,8 @@ int fs_rows_head_bytes(const struct fs_rows_head *h, size_t *out, struct fs_errb
 /* ERR. err is negative (anything else is sent as FS_EINTERNAL); text is cut at FS_ERR_TEXT_MAX bytes. */
 #define FS_ERR_TEXT_MAX 1024
 int fs_frame_append_err(struct fs_buf *b, uint32_t id, int err, const char *text);
-/* *err gets the negative code (an unknown one becomes FS_EINTERNAL), *text the peer's text, made printable. */
+/* *err gets the negative code (an unknown one becomes FS_EINTERNAL), *text the peer's text, made printable.
+ */
 int fs_err_payload_get(const uint8_t *in, size_t n, int *err, struct fs_errbuf *text, struct fs_errbuf *e);
 
 /* HELLO, both ways. Unknown members are ignored; absent ones are 0 or "". JSON names are the field names. */

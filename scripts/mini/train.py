@@ -148,7 +148,7 @@ def arguments(args=None):
     p.add_argument("--models", required=True, help="folder of the two GGUF files")
     p.add_argument("--minutes", type=float, default=105)
     p.add_argument("--steps", type=int, default=0, help="instead of --minutes")
-    p.add_argument("--batch", type=int, default=20, help="pictures a step")
+    p.add_argument("--batch", type=int, default=24, help="pictures a step; an even number for each microbatch")
     p.add_argument("--micro", type=int, default=4, help="microbatches a step")
     p.add_argument("--pairs", type=int, default=6, help="conversations a picture")
     p.add_argument("--processes", type=int, default=2)

@@ -23,7 +23,7 @@ struct fs_engine_opts {
 	                              "gemma" | "vicuna" */
 	int32_t prefill_chunk;     /* tokens between two looks at the cancel token; 0 = 256 */
 	bool exact;                /* f32 products, for parity tests */
-	bool ids_only;             /* no tokenizer, no chat template: prompts from ids, no text events; tests, benches */
+	bool ids_only; /* no tokenizer, no chat template: prompts from ids, no text events; tests, benches */
 };
 struct fs_engine_info {
 	const char *arch, *name; /* general.architecture, general.name (or file name) */
