@@ -11,11 +11,13 @@
 #include "common/image/image.h"
 #include "remote/encoder/encoder.h"
 #include "remote/encoder/tower.h"
+#include "tests/unit/gguf_make.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct fs_errbuf e;
 static struct fs_gguf *golden;
@@ -273,6 +275,80 @@ static void rows_in_bf16(void **state)
 	check_file("mmproj-f32.gguf", "rows_f32", FS_PRECISION_AUTO, 0, 1e-4);
 }
 
+/* Copies a tensor; q, k and v of a layer are put together into one, as newer files have them. */
+static void copy_tensor(struct gguf_make *m, const struct fs_gguf *g, const struct fs_gguf_tensor *t)
+{
+	const struct fs_gguf_tensor *k, *v;
+	char name[64], *at;
+	int64_t ne[4];
+	struct fs_buf all;
+
+	memcpy(ne, t->ne, sizeof(ne));
+	if (strstr(t->name, ".attn_k.") != NULL || strstr(t->name, ".attn_v.") != NULL)
+		return;
+	if (strstr(t->name, ".attn_q.") == NULL) {
+		gm_tensor(m, t->name, (int32_t)t->type, ne, t->n_dims, t->data, t->nbytes);
+		return;
+	}
+	snprintf(name, sizeof(name), "%s", t->name);
+	at = strstr(name, ".attn_q.") + 6;
+	*at = 'k';
+	k = fs_gguf_tensor(g, name);
+	*at = 'v';
+	v = fs_gguf_tensor(g, name);
+	fs_buf_init(&all, 1 << 24);
+	gm_bytes(&all, t->data, t->nbytes);
+	gm_bytes(&all, k->data, k->nbytes);
+	gm_bytes(&all, v->data, v->nbytes);
+	snprintf(at, sizeof(name) - (size_t)(at - name), "qkv%s", strstr(t->name, ".attn_q.") + 7);
+	ne[t->n_dims - 1] *= 3;
+	gm_tensor(m, name, (int32_t)t->type, ne, t->n_dims, all.data, all.len);
+	fs_buf_finish(&all);
+}
+
+static void make_fused_file(const char *path)
+{
+	struct fs_gguf *g;
+	struct gguf_make m;
+	struct vision_hparams h = read_hparams();
+
+	assert_int_equal(fs_gguf_open(&g, data_path("mmproj-f32.gguf"), &e), FS_OK);
+	gm_init(&m);
+	gm_str(&m, "clip.vision.projector_type", "qwen2vl_merger");
+	gm_u32(&m, "clip.vision.embedding_length", (uint32_t)h.n_embd);
+	gm_u32(&m, "clip.vision.attention.head_count", (uint32_t)h.n_heads);
+	gm_u32(&m, "clip.vision.block_count", (uint32_t)h.n_layers);
+	gm_u32(&m, "clip.vision.feed_forward_length", (uint32_t)h.n_ff);
+	gm_u32(&m, "clip.vision.patch_size", (uint32_t)h.patch);
+	gm_u32(&m, "clip.vision.image_min_pixels", (uint32_t)h.min_pixels);
+	gm_u32(&m, "clip.vision.image_max_pixels", (uint32_t)h.max_pixels);
+	gm_arr(&m, "clip.vision.image_mean", 6, h.mean, 3, 4);
+	gm_arr(&m, "clip.vision.image_std", 6, h.std, 3, 4);
+	for (size_t i = 0; i < fs_gguf_n_tensors(g); i++)
+		copy_tensor(&m, g, fs_gguf_tensor_at(g, i));
+	gm_build(&m);
+	gm_write(path, m.file.data, m.file.len);
+	gm_finish(&m);
+	fs_gguf_close(g);
+}
+
+static void rows_of_a_fused_file(void **state)
+{
+	char path[] = "/tmp/fs-test-fused-XXXXXX";
+	struct fs_encoder_opts o = {.mmproj = path, .device = "cpu", .precision = FS_PRECISION_F32};
+	struct rows_check c = {.what = "rows_f32", .max = 1e-3, .nmse = 1e-7};
+	int fd = mkstemp(path);
+
+	assert_true(fd >= 0);
+	close(fd);
+	make_fused_file(path);
+	if (fs_encoder_open(&o, &c.v, &e) != FS_OK)
+		fail_msg("%s", e.text);
+	assert_int_equal(each_picture(check_rows, &c), 7);
+	fs_encoder_close(c.v);
+	unlink(path);
+}
+
 /* Bounds for one picture narrow the encoder's own and never widen them. */
 static void bounds_of_one_picture(void **state)
 {
@@ -346,6 +422,7 @@ int main(void)
 	        cmocka_unit_test(sizes_follow_the_published_rule),
 	        cmocka_unit_test(rows_in_f32),
 	        cmocka_unit_test(rows_of_the_f16_file),
+	        cmocka_unit_test(rows_of_a_fused_file),
 	        cmocka_unit_test(rows_in_bf16),
 	        cmocka_unit_test(bounds_of_one_picture),
 	        cmocka_unit_test(refusals),
