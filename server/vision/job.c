@@ -206,7 +206,7 @@ static int admit_locked(struct fs_vision *v, size_t n, struct fs_errbuf *e)
 	if (atomic_load(&v->stopping))
 		return fs_fail(e, FS_EUNAVAILABLE, "the server is shutting down");
 	if (v->n_jobs >= FS_VISION_MAX_JOBS || v->job_bytes + n > FS_VISION_MAX_JOB_BYTES)
-		return fs_fail(e, FS_ELIMIT, "too many pictures are being encoded");
+		return fs_fail(e, FS_EUNAVAILABLE, "too many pictures are being encoded; try again shortly");
 	struct fs_host *h = fs_vision_pick_locked(v, n, NULL);
 	bool starting;
 	if (h || fs_vision_hope_locked(v, &starting))
