@@ -200,6 +200,25 @@ static void large_rows_arrive(void **state)
 	fs_vision_destroy(r.v);
 }
 
+/* sshd asks for new keys after each MiB, in the middle of uploads and answers. */
+static void keys_are_renegotiated_on_the_way(void **state)
+{
+	struct test_sshd strict;
+	struct test_sshd_opts so = {.extra = "RekeyLimit 1M"};
+	struct rig r;
+	test_sshd_init(&strict, &so);
+	prepare(&r, "--rows 1024 --embd 2560");
+	r.o.n_hosts = 0;
+	add_host(&r, &strict, r.host, r.command);
+	r.o.n_embd = 2560;
+	start(&r);
+	for (uint8_t i = 0; i < 4; i++)
+		good_encode(&r, 4 << 20, i);
+	assert_int_equal(count_log(&r, "enc"), 4); /* none was lost and tried again */
+	fs_vision_destroy(r.v);
+	test_sshd_finish(&strict);
+}
+
 static void rows_arrive_as_f16(void **state)
 {
 	struct rig r;
@@ -639,6 +658,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(rows_arrive_as_f32),
 	        cmocka_unit_test(large_rows_arrive),
+	        cmocka_unit_test(keys_are_renegotiated_on_the_way),
 	        cmocka_unit_test(rows_arrive_as_f16),
 	        cmocka_unit_test(facts_of_an_encode_are_told),
 	        cmocka_unit_test(answers_find_their_requests),
