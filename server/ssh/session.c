@@ -378,6 +378,9 @@ int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline
 {
 	if (s->maybe_more && !s->write_owes)
 		return FS_OK;
+	/* error text that a read of the output has queued: poll does not see it */
+	if (!s->write_owes && !s->read_owes && libssh2_poll_channel_read(s->ch, 1))
+		return FS_OK;
 	short events = POLLIN;
 	if (s->write_owes)
 		events = POLLOUT;

@@ -65,7 +65,7 @@ bool fs_ssh_write_pending(const struct fs_ssh *s);
 size_t fs_ssh_unsent(const struct fs_ssh *s);
 /* Waits until the session can go on, wake_fd is readable, or the deadline passes. want_write: there is data
  * to write. Returns at once while output may lie queued, that is until fs_ssh_read has returned 0 after the
- * last write or read of stderr. Negative on poll failure. */
+ * last write or read of stderr, and while stderr lies queued: read both. Negative on poll failure. */
 int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline);
 
 #endif
