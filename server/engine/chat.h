@@ -31,7 +31,7 @@ const char *fs_chat_name(const struct fs_chat *c);
  * What the engine calls: the prompt's ids, ending with the opening of the assistant's turn; BOS in front
  * exactly once when the template or the tokenizer wants it. Each picture is one id -1, in the order in which
  * the parts with rows stand in msgs. On failure ids keeps its former length. FS_EINVAL: no message, a role or
- * a picture that this template or vocabulary can not take. FS_ENOMEM: too long.
+ * a picture that this template or vocabulary can not take. FS_ELIMIT: more tokens than ids takes. FS_ENOMEM.
  */
 int fs_chat_encode(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_ids *ids,
         struct fs_errbuf *e);

@@ -375,15 +375,15 @@ static int encode_text(
 	size_t i, from = 0;
 	int rc;
 
-	if (lead_bos(c, r, ids) != FS_OK)
-		return fs_fail(e, FS_ENOMEM, "messages: too long");
+	if ((rc = lead_bos(c, r, ids)) != FS_OK)
+		return fs_fail(e, rc, "messages: too long");
 	for (i = 0; i < r->n_segs; i++) {
 		if (r->segs[i].kind != FS_CHAT_PICTURE)
 			continue;
 		if ((rc = encode_run(c, r, r->segs + from, i - from, ids, e)) != FS_OK)
 			return rc;
-		if (fs_ids_append(ids, -1) != FS_OK)
-			return fs_fail(e, FS_ENOMEM, "messages: too long");
+		if ((rc = fs_ids_append(ids, -1)) != FS_OK)
+			return fs_fail(e, rc, "messages: too long");
 		from = i + 1;
 	}
 	return encode_run(c, r, r->segs + from, r->n_segs - from, ids, e);

@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A chat's text is taken apart up to this many contexts, so that a refusal can still say how long it is. */
+#define CHAT_MAX_CONTEXTS 4
+
 enum job_state { JOB_QUEUED, JOB_RUNNING, JOB_DONE };
 
 struct job { /* on its caller's stack */
@@ -262,11 +265,15 @@ int fs_prompt_from_chat(struct fs_engine *en, const struct fs_message *msgs, siz
 	err = collect_rows(msgs, n, &rows, &n_rows);
 	if (err != FS_OK)
 		return fs_fail(e, err, "no memory for %zu pictures", n_rows);
-	fs_ids_init(&ids, FS_PROMPT_MAX_CELLS);
+	/* Taking text apart costs some 50 bytes of memory a byte, and time that no token cuts short. */
+	fs_ids_init(&ids, FS_MIN((size_t)en->info.n_ctx * CHAT_MAX_CONTEXTS, (size_t)FS_PROMPT_MAX_CELLS));
 	if (n_rows > 0 && !en->info.takes_rows)
 		err = fs_fail(e, FS_EINVAL, "this model (%s) can not take pictures", en->info.arch);
 	if (err == FS_OK)
 		err = fs_chat_encode(en->core.chat, msgs, n, &ids, e);
+	if (err == FS_ELIMIT)
+		fs_fail(e, err, "the prompt is more than %zu tokens long; the context holds %d", ids.max,
+		        en->info.n_ctx);
 	if (err == FS_OK)
 		err = fs_prompt_from_ids(en, ids.data, ids.len, rows, n_rows, &p, e);
 	if (err == FS_OK) {

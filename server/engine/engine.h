@@ -55,6 +55,7 @@ struct fs_message {
 struct fs_prompt;
 /* Renders the messages through the model's template, ends with the opening of the assistant's turn.
  * FS_EINVAL: a role or a picture that this template or model can not take, rows of another width than n_embd.
+ * FS_ELIMIT: several times longer than the context; such a text is not taken apart to its end.
  */
 int fs_prompt_from_chat(struct fs_engine *en, const struct fs_message *msgs, size_t n, struct fs_prompt **out,
         struct fs_errbuf *e);

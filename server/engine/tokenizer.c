@@ -24,7 +24,7 @@ void fs_ids_finish(struct fs_ids *a)
 int fs_ids_append(struct fs_ids *a, int32_t id)
 {
 	if (a->len >= a->max)
-		return FS_ENOMEM;
+		return FS_ELIMIT;
 	if (a->len == a->cap) {
 		size_t cap = a->cap ? a->cap * 2 : 64, bytes;
 		int32_t *p;
@@ -166,13 +166,16 @@ int fs_tok_encode_spans(const struct fs_tok *t, const struct fs_tok_span *spans,
 	rc = join(spans, n, &j);
 	/* A text that can not fit is refused before the work, which takes some 50 bytes of memory a byte. */
 	if (rc == FS_OK && t->all_bytes && j.text.len / t->longest > out->max - out->len)
-		rc = FS_ENOMEM;
+		rc = FS_ELIMIT;
 	if (rc == FS_OK && j.text.len > 0)
 		rc = encode_joined(&p, &j);
 	if (rc != FS_OK) {
 		out->len = before;
-		fs_fail(e, rc, "the text is too long: %zu bytes do not fit in %zu tokens", j.text.len,
-		        out->max - before);
+		if (rc == FS_ELIMIT)
+			fs_fail(e, rc, "the text is too long: %zu bytes do not fit in %zu tokens", j.text.len,
+			        out->max - before);
+		else
+			fs_fail(e, rc, "no memory to take %zu bytes of text apart", j.text.len);
 	}
 	fs_merge_finish(&p.scratch.merge);
 	fs_buf_finish(&p.scratch.tmp);

@@ -29,7 +29,7 @@ struct fs_ids {
 };
 void fs_ids_init(struct fs_ids *a, size_t max);
 void fs_ids_finish(struct fs_ids *a);
-/* FS_ENOMEM when max would be passed or memory is out; the array is then unchanged. */
+/* FS_ELIMIT when max would be passed, FS_ENOMEM; the array is then unchanged. */
 int fs_ids_append(struct fs_ids *a, int32_t id);
 
 struct fs_tok;
@@ -60,7 +60,7 @@ int32_t fs_tok_find(const struct fs_tok *t, const char *text, size_t len);
 /* The stored text of a token (owned by t, NUL-terminated), NULL when out of range. */
 const char *fs_tok_text(const struct fs_tok *t, int32_t id, size_t *len);
 
-/* ---- encoding: appends to out. On failure (FS_ENOMEM: memory, or out's maximum) out keeps its former
+/* ---- encoding: appends to out. On failure (FS_ELIMIT: out's maximum; FS_ENOMEM) out keeps its former
  * length. ---- */
 
 /* One text. parse_special: control tokens written in it are taken as such. Adds neither BOS nor EOS. */

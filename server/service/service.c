@@ -108,6 +108,9 @@ static int make_prompt(struct fs_service *s, const struct fs_chat *chat, struct 
 	free(parts);
 	if (rc == FS_EINVAL)
 		return fs_refuse(why, 400, "invalid_request_error", NULL, "messages", "%s", e.text);
+	if (rc == FS_ELIMIT)
+		return fs_refuse(why, 400, "invalid_request_error", "context_length_exceeded", "messages",
+		        "%s; shorten it, or raise \"context\" in the server's config", e.text);
 	if (rc)
 		return fs_refuse(why, 500, "server_error", NULL, "", "%s", e.text);
 	return FS_OK;

@@ -429,7 +429,7 @@ static void too_long(void **state)
 
 	assert_int_equal(fs_chat_create_text(CHATML, strlen(CHATML), tok, NULL, &c, &e), FS_OK);
 	fs_ids_init(&ids, 19);
-	assert_int_equal(fs_chat_encode(c, t->m, t->n, &ids, &e), FS_ENOMEM);
+	assert_int_equal(fs_chat_encode(c, t->m, t->n, &ids, &e), FS_ELIMIT);
 	assert_int_equal(ids.len, 0);
 	ids.max = 20;
 	assert_int_equal(fs_chat_encode(c, t->m, t->n, &ids, &e), FS_OK);

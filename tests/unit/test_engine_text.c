@@ -215,11 +215,31 @@ static void plain_text(void **state)
 	fs_prompt_destroy(p);
 }
 
+/* Far past the context: refused without taking all of it apart, and told from a lack of memory. */
+static void far_too_long(void **state)
+{
+	size_t n = (size_t)8 << 20;
+	char *text = malloc(n);
+
+	assert_non_null(text);
+	memset(text, 'w', n);
+	const struct fs_part part = {.text = text, .text_len = n};
+	const struct fs_message m = {.role = FS_ROLE_USER, .parts = &part, .n_parts = 1};
+	struct fs_prompt *p = NULL;
+	struct fs_errbuf e = {""};
+
+	assert_int_equal(fs_prompt_from_chat(en, &m, 1, &p, &e), FS_ELIMIT);
+	assert_non_null(strstr(e.text, "more than 1024 tokens long; the context holds 256"));
+	assert_null(p);
+	free(text);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(text_of_tokens), cmocka_unit_test(stops),
 	        cmocka_unit_test(stops_refused), cmocka_unit_test(picture_in_chat),
-	        cmocka_unit_test(control_tokens_as_text), cmocka_unit_test(plain_text)};
+	        cmocka_unit_test(control_tokens_as_text), cmocka_unit_test(plain_text),
+	        cmocka_unit_test(far_too_long)};
 
 	return cmocka_run_group_tests(tests, open_model, close_model);
 }

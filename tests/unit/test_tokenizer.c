@@ -433,7 +433,7 @@ static void too_long(void **state)
 	memset(text, 'b', n);
 	fs_ids_init(&ids, 100);
 	assert_int_equal(fs_tok_encode(t, "aaaa", 4, false, &ids, &e), FS_OK);
-	assert_int_equal(fs_tok_encode(t, text, n, false, &ids, &e), FS_ENOMEM);
+	assert_int_equal(fs_tok_encode(t, text, n, false, &ids, &e), FS_ELIMIT);
 	assert_non_null(strstr(e.text, "1000 bytes do not fit in 98 tokens"));
 	assert_int_equal(ids.len, 2);
 	assert_int_equal(fs_tok_encode(t, text, 98, false, &ids, &e), FS_OK);
