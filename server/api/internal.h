@@ -7,6 +7,8 @@
 
 #include <jansson.h>
 
+/* Text from outside (errors that quote, names that were cut): bytes that are no UTF-8 come out as '?'. */
+json_t *api_text(const char *s);
 const char *api_finish_name(enum fs_finish f); /* "stop", "length" */
 json_t *api_usage(const struct fs_chat_report *rep);
 /* Where the time went: llama.cpp's "timings" names, and one entry a picture. */

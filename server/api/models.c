@@ -36,10 +36,10 @@ static json_t *host_list(struct fs_vision *v)
 	size_t n = v ? fs_vision_status(v, st, FS_ARRAY_LEN(st)) : 0;
 	json_t *a = json_array();
 	for (size_t i = 0; i < n; i++)
-		json_array_append_new(a,
-		        json_pack("{s:s, s:s, s:s*, s:s*}", "host", st[i].host, "state",
-		                fs_host_state_name(st[i].state), "cause", st[i].cause[0] ? st[i].cause : NULL,
-		                "device", st[i].device[0] ? st[i].device : NULL));
+		json_array_append_new(a, json_pack("{s:o, s:s, s:o*, s:o*}", "host", api_text(st[i].host),
+		                                 "state", fs_host_state_name(st[i].state), "cause",
+		                                 st[i].cause[0] ? api_text(st[i].cause) : NULL, "device",
+		                                 st[i].device[0] ? api_text(st[i].device) : NULL));
 	return a;
 }
 

@@ -90,7 +90,11 @@ static void finish_whole(struct call *c, const struct fs_chat_report *rep)
 static void finish_cancelled(struct call *c)
 {
 	enum fs_cancel_cause cause = fs_cancel_cause(fs_http_cancel(c->r));
-	if (cause == FS_CANCEL_SHUTDOWN)
+	if (cause ==
+	        FS_CANCEL_CLIENT) /* it may still read: closing only its writing side counts as leaving */
+		api_error(c->r, 499, "invalid_request_error", "client_closed", NULL,
+		        "the client closed its side of the connection, which cancels the request");
+	else if (cause == FS_CANCEL_SHUTDOWN)
 		api_error(
 		        c->r, 503, "unavailable_error", "shutting_down", NULL, "the server is shutting down");
 	else

@@ -4,6 +4,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+json_t *api_text(const char *s)
+{
+	json_t *j = json_string(s);
+	char *copy = j ? NULL : strdup(s);
+	if (!copy)
+		return j;
+	size_t n = strlen(s);
+	for (size_t i = 0; i < n;) {
+		unsigned char lead = (unsigned char)copy[i];
+		size_t len = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+		json_t *one = len <= n - i ? json_stringn(copy + i, len) : NULL; /* jansson is the judge */
+		if (!one)
+			copy[i] = '?';
+		i += one ? len : 1;
+		json_decref(one);
+	}
+	j = json_string(copy);
+	free(copy);
+	return j;
+}
+
 const char *api_finish_name(enum fs_finish f)
 {
 	return f == FS_FINISH_LENGTH ? "length" : "stop";
@@ -29,7 +50,7 @@ json_t *api_timings(const struct fs_chat_report *rep)
 	for (size_t i = 0; i < rep->n_pictures; i++) {
 		const struct fs_picture_report *p = &rep->pictures[i];
 		json_array_append_new(pictures,
-		        json_pack("{s:s, s:i, s:f, s:f, s:f}", "host", p->host, "tokens", p->tokens,
+		        json_pack("{s:o, s:i, s:f, s:f, s:f}", "host", api_text(p->host), "tokens", p->tokens,
 		                "encode_ms", p->encode_ms, "queue_ms", p->queue_ms, "total_ms", p->total_ms));
 	}
 	return json_pack("{s:f, s:f, s:i, s:i, s:f, s:i, s:f, s:o}", "prepare_ms", ms(rep->prepare_ns),
@@ -60,8 +81,8 @@ json_t *api_chunk(const char *id, int64_t created, const char *model, json_t *de
 void api_error(struct fs_http_request *r, int status, const char *type, const char *code, const char *param,
         const char *message)
 {
-	json_t *o = json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", message, "type", type,
-	        "param", param, "code", code);
+	json_t *o = json_pack("{s:{s:o, s:s, s:s?, s:s?}}", "error", "message", api_text(message), "type",
+	        type, "param", param, "code", code);
 	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
 	const char *body = text ? text
 	                        : "{\"error\":{\"message\":\"internal "

@@ -26,11 +26,12 @@ struct fs_http {
 	struct evhttp *ev;
 	struct evhttp_bound_socket *bound; /* [loop]; NULL once accepting stopped */
 	struct event *wake_event;
+	struct event *retry_accept; /* [loop]; pending while descriptors are out */
 	struct fs_http_opts o;
 	int port, wake_fd;
 	pthread_t thread;
 	bool started;
-	bool stopping; /* [loop] */
+	atomic_bool stopping;
 
 	pthread_mutex_t lock;
 	struct order *first, **last;  /* lock */

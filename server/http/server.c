@@ -3,6 +3,8 @@
 #include "server/http/internal.h"
 
 #include <event2/buffer.h>
+#include <event2/listener.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -13,6 +15,7 @@
 /* evhttp cuts a connection that is quiet for this long: slow senders of a request, and idle keep-alive
  * connections. Streams are kept by comments. */
 #define SOCKET_TIMEOUT_S 60
+#define ACCEPT_PAUSE_MS 200
 
 struct order *http_order_new(enum act act, struct fs_http_request *r, const void *data, size_t n)
 {
@@ -50,7 +53,7 @@ void http_post(struct fs_http *h, struct order *o)
 
 static void do_stop_accepting(struct fs_http *h)
 {
-	h->stopping = true;
+	event_del(h->retry_accept);
 	if (h->bound)
 		evhttp_del_accept_socket(h->ev, h->bound);
 	h->bound = NULL;
@@ -166,7 +169,6 @@ static struct fs_http_request *request_create(struct fs_http *h, struct evhttp_r
 		return NULL;
 	}
 	r->end->act = ACT_END;
-	atomic_fetch_add(&h->n_live, 1);
 	pthread_mutex_lock(&h->lock);
 	r->next = h->live;
 	if (h->live)
@@ -179,7 +181,7 @@ static struct fs_http_request *request_create(struct fs_http *h, struct evhttp_r
 static void refuse(struct evhttp_request *req, int status, const char *type, const char *message)
 {
 	struct evbuffer *b = evbuffer_new();
-	if (b)
+	if (b && evhttp_request_get_command(req) != EVHTTP_REQ_HEAD) /* whose answers have no body */
 		evbuffer_add_printf(b,
 		        "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":null}}",
 		        message, type);
@@ -201,42 +203,58 @@ static const char *method_name(struct evhttp_request *req)
 	}
 }
 
+/* *allowed: the method that the path does take, NULL when there is no such path. */
 static const struct fs_http_route *find_route(
-        const struct fs_http *h, const char *method, const char *path, bool *path_known)
+        const struct fs_http *h, const char *method, const char *path, const char **allowed)
 {
-	*path_known = false;
+	*allowed = NULL;
 	for (size_t i = 0; path && i < h->o.n_routes; i++) {
 		if (strcmp(h->o.routes[i].path, path) != 0)
 			continue;
-		*path_known = true;
+		*allowed = h->o.routes[i].method;
 		if (strcmp(h->o.routes[i].method, method) == 0)
 			return &h->o.routes[i];
 	}
 	return NULL;
 }
 
-static void on_request(struct evhttp_request *req, void *arg)
+/* Whether a handler has it now; else it was answered here. */
+static bool hand_over(struct fs_http *h, struct evhttp_request *req)
 {
-	struct fs_http *h = arg;
 	const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
-	bool known;
+	const char *allowed;
 	const struct fs_http_route *route =
-	        find_route(h, method_name(req), uri ? evhttp_uri_get_path(uri) : NULL, &known);
-	if (h->stopping) {
+	        find_route(h, method_name(req), uri ? evhttp_uri_get_path(uri) : NULL, &allowed);
+	if (atomic_load(&h->stopping)) {
 		refuse(req, 503, "unavailable_error", "the server is shutting down");
-		return;
+		return false;
+	}
+	if (!route && allowed) {
+		evhttp_add_header(evhttp_request_get_output_headers(req), "Allow", allowed);
+		refuse(req, 405, "invalid_request_error", "this path does not take this method");
+		return false;
 	}
 	if (!route) {
-		refuse(req, known ? 405 : 404, known ? "invalid_request_error" : "not_found_error",
-		        known ? "this path does not take this method" : "there is nothing at this path");
-		return;
+		refuse(req, 404, "not_found_error", "there is nothing at this path");
+		return false;
 	}
 	struct fs_http_request *r = request_create(h, req);
 	if (!r) {
 		refuse(req, 503, "unavailable_error", "the server is out of memory or file descriptors");
-		return;
+		return false;
 	}
 	route->fn(route->arg, fs_http_ref(r));
+	return true;
+}
+
+/* Counted before it looks at `stopping`: whoever has set that and sees no live request will see none later.
+ */
+static void on_request(struct evhttp_request *req, void *arg)
+{
+	struct fs_http *h = arg;
+	atomic_fetch_add(&h->n_live, 1);
+	if (!hand_over(h, req))
+		atomic_fetch_sub(&h->n_live, 1);
 }
 
 /* ---- the server ---- */
@@ -272,6 +290,26 @@ static int bound_port(struct evhttp_bound_socket *b)
 	return ntohs(((struct sockaddr_in *)&ss)->sin_port);
 }
 
+/* The server of this loop thread; a listener's error callback is not told it. */
+static _Thread_local struct fs_http *loop_server;
+
+/* A connection that can not be accepted stays in the backlog, so the listener would try again at once and for
+ * ever. */
+static void accept_failed(struct evconnlistener *l, void *arg)
+{
+	struct timeval tv = {.tv_usec = ACCEPT_PAUSE_MS * 1000};
+	fs_warn("can not accept a connection: %s", strerror(errno));
+	evconnlistener_disable(l);
+	evtimer_add(loop_server->retry_accept, &tv);
+}
+
+static void accept_again(evutil_socket_t fd, short what, void *arg)
+{
+	struct fs_http *h = arg;
+	if (h->bound)
+		evconnlistener_enable(evhttp_bound_socket_get_listener(h->bound));
+}
+
 static int bind_socket(struct fs_http *h, struct fs_errbuf *e)
 {
 	char buf[256];
@@ -279,16 +317,21 @@ static int bind_socket(struct fs_http *h, struct fs_errbuf *e)
 	int port = 0, rc = split_listen(h->o.listen, buf, sizeof(buf), &host, &port, e);
 	if (rc)
 		return rc;
+	errno = 0;
 	h->bound = evhttp_bind_socket_with_handle(h->ev, host, (uint16_t)port);
+	if (!h->bound && errno == 0) /* the resolver tells by no errno */
+		return fs_fail(e, FS_EIO, "can not listen on %s: there is no such address", h->o.listen);
 	if (!h->bound)
 		return fs_fail_errno(e, FS_EIO, "can not listen on %s", h->o.listen);
+	evconnlistener_set_error_cb(evhttp_bound_socket_get_listener(h->bound), accept_failed);
 	h->port = bound_port(h->bound);
 	return FS_OK;
 }
 
 static void *loop_thread(void *arg)
 {
-	event_base_dispatch(((struct fs_http *)arg)->base);
+	loop_server = arg;
+	event_base_dispatch(loop_server->base);
 	return NULL;
 }
 
@@ -298,6 +341,8 @@ static void http_free(struct fs_http *h)
 		evhttp_free(h->ev);
 	if (h->wake_event)
 		event_free(h->wake_event);
+	if (h->retry_accept)
+		event_free(h->retry_accept);
 	if (h->base)
 		event_base_free(h->base);
 	if (h->wake_fd >= 0)
@@ -311,6 +356,15 @@ static void http_free(struct fs_http *h)
 	free(h);
 }
 
+/* libevent's own complaints, in our log's form. */
+static void event_log(int severity, const char *text)
+{
+	if (severity >= EVENT_LOG_WARN)
+		fs_warn("libevent: %s", text);
+	else
+		fs_debug("libevent: %s", text);
+}
+
 int fs_http_create(const struct fs_http_opts *o, struct fs_http **out, struct fs_errbuf *e)
 {
 	struct fs_http *h = calloc(1, sizeof(*h));
@@ -318,14 +372,17 @@ int fs_http_create(const struct fs_http_opts *o, struct fs_http **out, struct fs
 		return fs_fail(e, FS_ENOMEM, "out of memory");
 	h->o = *o;
 	h->last = &h->first;
+	event_set_log_callback(event_log);
 	pthread_mutex_init(&h->lock, NULL);
 	h->wake_fd = fs_wake_open();
 	h->base = event_base_new();
 	h->ev = h->base ? evhttp_new(h->base) : NULL;
 	if (h->ev && h->wake_fd >= 0)
 		h->wake_event = event_new(h->base, h->wake_fd, EV_READ | EV_PERSIST, on_wake, h);
+	if (h->wake_event)
+		h->retry_accept = evtimer_new(h->base, accept_again, h);
 	int rc = FS_OK;
-	if (!h->wake_event || event_add(h->wake_event, NULL)) {
+	if (!h->retry_accept || event_add(h->wake_event, NULL)) {
 		rc = fs_fail(e, FS_EIO, "can not set up the event loop");
 	} else {
 		evhttp_set_allowed_methods(h->ev, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD |
@@ -366,6 +423,7 @@ static void post_plain(struct fs_http *h, enum act act)
 
 void fs_http_stop_accepting(struct fs_http *h)
 {
+	atomic_store(&h->stopping, true);
 	post_plain(h, ACT_STOP_ACCEPTING);
 }
 
@@ -387,7 +445,7 @@ void fs_http_destroy(struct fs_http *h)
 	if (!h)
 		return;
 	if (h->started) {
-		post_plain(h, ACT_STOP_ACCEPTING);
+		fs_http_stop_accepting(h);
 		post_plain(h, ACT_EXIT);
 		pthread_join(h->thread, NULL);
 	}

@@ -157,8 +157,11 @@ def test_bad_requests_name_the_field(servers):
     assert status == 400 and reply["error"]["code"] == "invalid_json"
     status, reply = server.chat({"role": "robot", "content": "x"})
     assert (status, reply["error"]["param"]) == (400, "messages[0].role")
-    status, reply = server.chat({"role": "user", "content": "word " * 20000})
-    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded"), reply
+    status, reply = server.chat({"role": "r" + "\u00e9" * 30, "content": "x"})  # quoted only in part, cut within a character
+    assert (status, reply["error"]["param"]) == (400, "messages[0].role"), reply
+    for words in (3000, 5000000):
+        status, reply = server.chat({"role": "user", "content": "word " * words})
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded"), reply
     assert server.ask("Hello")
 
 

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "server/api/api.h"
+#include "server/api/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -177,12 +177,30 @@ static void data_urls_of_every_shape(void **state)
 	check_url("", NULL);
 }
 
+/* Quotes of a request may be cut within a character, and hosts may send anything: an answer is JSON anyway.
+ */
+static void foreign_text_becomes_utf8(void **state)
+{
+	static const struct {
+		const char *in, *out;
+	} cases[] = {{"", ""}, {"plain \n\x1b", "plain \n\x1b"}, {"caf\xc3\xa9", "caf\xc3\xa9"},
+	        {"cut \xc3\" end", "cut ?\" end"}, {"cut \xe2\x82", "cut ??"},
+	        {"\xf0\x9f\x98\x80 \xf0\x9f\x98", "\xf0\x9f\x98\x80 ???"},
+	        {"\xff\xc0\x80\xed\xa0\x80", "??????"}};
+	for (size_t i = 0; i < FS_ARRAY_LEN(cases); i++) {
+		json_t *j = api_text(cases[i].in);
+		assert_string_equal(json_string_value(j), cases[i].out);
+		json_decref(j);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(reads_a_whole_request),
 	        cmocka_unit_test(names_what_is_wrong),
 	        cmocka_unit_test(data_urls_of_every_shape),
+	        cmocka_unit_test(foreign_text_becomes_utf8),
 	};
 	return cmocka_run_group_tests_name("api", tests, setup, teardown);
 }

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -133,6 +134,12 @@ static void answers_and_routes(void **state)
 	send_text(fd, "GET /echo HTTP/1.1\r\nHost: x\r\n\r\n");
 	read_until(fd, buf, sizeof(buf), "}}");
 	assert_non_null(strstr(buf, "HTTP/1.1 405"));
+	assert_non_null(strstr(buf, "Allow: POST"));
+	/* An answer to HEAD has no body: the next answer begins where its headers end. */
+	send_text(fd, "HEAD /echo HTTP/1.1\r\nHost: x\r\n\r\n" POST("/echo", "hello"));
+	read_until(fd, buf, sizeof(buf), "hello");
+	assert_non_null(strstr(buf, "HTTP/1.1 405"));
+	assert_memory_equal(strstr(buf, "\r\n\r\n") + 4, "HTTP/1.1 200", 12);
 	close(fd);
 }
 
@@ -264,6 +271,74 @@ static void every_live_request_can_be_cancelled(void **state)
 	wait_idle();
 }
 
+/* The lowest free descriptor number. */
+static rlim_t next_fd(void)
+{
+	int fd = dup(0);
+	close(fd);
+	return (rlim_t)fd;
+}
+
+/* A connection that can not be accepted for want of a descriptor: served later, and no busy loop until then,
+ * which would have logged each of its rounds. */
+static void out_of_descriptors(void **state)
+{
+	enum { ROUNDS = 500 };
+	char buf[4096], path[] = "/tmp/fs-test-http-XXXXXX";
+	struct rlimit old, low;
+	int log = mkstemp(path), err = dup(2), open_before = dial(0), late;
+	unlink(path);
+	send_text(open_before, POST("/echo", "hello")); /* now it is accepted */
+	read_until(open_before, buf, sizeof(buf), "hello");
+	wait_idle();
+	late = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct sockaddr_in a = {.sin_family = AF_INET,
+	        .sin_port = htons((uint16_t)fs_http_port(server)),
+	        .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+
+	getrlimit(RLIMIT_NOFILE, &old);
+	low = old;
+	low.rlim_cur = next_fd();
+	dup2(log, 2);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	assert_int_equal(connect(late, (struct sockaddr *)&a, sizeof(a)), 0);
+	for (int i = 0; i < ROUNDS; i++) {
+		send_text(open_before, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n");
+		read_until(open_before, buf, sizeof(buf), "}}");
+	}
+	setrlimit(RLIMIT_NOFILE, &old);
+	dup2(err, 2);
+
+	off_t size = lseek(log, 0, SEEK_END);
+	assert_true(size > 0 && size < ROUNDS * 20); /* a few lines of some 80 bytes */
+	send_text(late, POST("/echo", "later"));
+	read_until(late, buf, sizeof(buf), "later");
+	assert_non_null(strstr(buf, "HTTP/1.1 200"));
+	close(late);
+	close(open_before);
+	close(err);
+	close(log);
+	wait_idle();
+}
+
+static void listen_errors_say_why(void **state)
+{
+	struct fs_http_opts o = {.max_body = 1, .timeout_ms = 1, .routes = routes, .n_routes = 1};
+	struct fs_http *h = NULL;
+	struct fs_errbuf e = {""};
+	char taken[32];
+	o.listen = ":80";
+	assert_int_not_equal(fs_http_create(&o, &h, &e), FS_OK);
+	assert_string_equal(e.text, "can not listen on :80: there is no such address");
+	snprintf(taken, sizeof(taken), "127.0.0.1:%d", fs_http_port(server));
+	o.listen = taken;
+	assert_int_not_equal(fs_http_create(&o, &h, &e), FS_OK);
+	assert_non_null(strstr(e.text, "Address already in use"));
+	o.listen = "8080";
+	assert_int_not_equal(fs_http_create(&o, &h, &e), FS_OK);
+	assert_non_null(strstr(e.text, "must be address:port"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -275,6 +350,8 @@ int main(void)
 	        cmocka_unit_test(a_stream_begins_by_itself_and_may_still_fail),
 	        cmocka_unit_test(a_reader_that_stops_is_dropped),
 	        cmocka_unit_test(every_live_request_can_be_cancelled),
+	        cmocka_unit_test(out_of_descriptors),
+	        cmocka_unit_test(listen_errors_say_why),
 	};
 	return cmocka_run_group_tests_name("http", tests, setup, teardown);
 }
