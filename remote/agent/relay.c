@@ -82,7 +82,9 @@ static int run(struct relay *r, enum fs_relay_end *end, struct fs_errbuf *e)
 		struct pollfd p[3] = {
 		        {.fd = r->up.len < RING ? r->in : -1, .events = POLLIN},
 		        {.fd = r->out, .events = r->down.len ? POLLOUT : 0},
-		        {.fd = r->sock,
+		        /* out of the set when nothing can be done with it: a hang-up would be told again and
+		           again */
+		        {.fd = r->down.len < RING || r->up.len ? r->sock : -1,
 		                .events = (short)((r->down.len < RING ? POLLIN : 0) |
 		                                  (r->up.len ? POLLOUT : 0))},
 		};

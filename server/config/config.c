@@ -384,7 +384,8 @@ int fs_config_check(const struct fs_config *c, struct fs_errbuf *e)
 	if (!c->vision.remote && c->vision.n_hosts > 0)
 		return fs_fail(
 		        e, FS_EINVAL, "\"vision.hosts\" is set; set \"vision.remote\": true to use it");
-	if (c->vision.fingerprint && strspn(c->vision.fingerprint, "0123456789abcdef") != 32)
+	if (c->vision.fingerprint && (strlen(c->vision.fingerprint) != 32 ||
+	                                     strspn(c->vision.fingerprint, "0123456789abcdef") != 32))
 		return fs_fail(e, FS_EINVAL, "\"vision.fingerprint\" must be 32 lower-case hex digits");
 	if (c->vision.dead_after_s <= c->vision.ping_interval_s)
 		return fs_fail(e, FS_EINVAL,
@@ -400,7 +401,7 @@ void fs_config_print_table(FILE *f)
 		const struct key *k = &keys[i];
 		fprintf(f, "| `%s` | %s", k->name, types[k->type]);
 		if (k->type == T_INT || k->type == T_REAL)
-			fprintf(f, ", %g to %g", k->min, k->max);
+			fprintf(f, ", %.10g to %.10g", k->min, k->max);
 		fprintf(f, " | %s%s%s | %s", k->fallback[0] == 'n' ? "" : "`",
 		        k->fallback[0] == 'n' ? "none" : k->fallback, k->fallback[0] == 'n' ? "" : "`",
 		        k->help);

@@ -135,6 +135,9 @@ int fs_pictures_encode(const struct fs_service_opts *o, const struct fs_chat *ch
 	rc = submit_all(o, chat, own, w, why);
 	if (!rc)
 		rc = wait_all(chat, w, rows, why);
+	if (rc && fs_cancelled(
+	                  cancel)) /* the jobs share its deadline; whichever noticed first, it is the cause */
+		rc = FS_ECANCELLED;
 	if (rc)
 		fs_cancel_fire(own, FS_CANCEL_SIBLING);
 	for (size_t i = 0; i < n; i++) {

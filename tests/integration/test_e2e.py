@@ -233,6 +233,14 @@ def test_encoder_killed_mid_picture(truth, host, servers):
     assert host.encoder_pid() not in (None, pid)
 
 
+def test_a_request_past_its_time_says_so(host, servers):
+    server = servers(host.start(), timeout_s=1).wait_for_eyes()
+    os.kill(wait_for(host.encoder_pid, "the encoder"), signal.SIGSTOP)
+    for _ in range(2):  # request and encode have one deadline: whichever is noticed first, the answer is the same
+        status, reply = server.chat(user("x", CASES / "plain.png"))
+        assert (status, reply["error"]["code"]) == (504, "timeout"), reply
+
+
 def test_two_requests_at_once(truth, host, servers):
     server = servers(host.start()).wait_for_eyes()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

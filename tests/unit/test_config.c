@@ -92,6 +92,16 @@ static void checks_what_keys_mean_together(void **state)
 	assert_int_equal(parse(&c, "{\"model\":\"m\",\"vision\":{\"remote\":true}}"), FS_OK);
 	assert_int_equal(fs_config_check(&c, &e), FS_EINVAL);
 	assert_non_null(strstr(e.text, "\"vision.hosts\""));
+	assert_int_equal(
+	        parse(&c, "{\"model\":\"m\",\"vision\":{\"remote\":true,\"hosts\":\"a\",\"fingerprint\":"
+	                  "\"0123456789abcdef0123456789abcdef\"}}"),
+	        FS_OK);
+	assert_int_equal(fs_config_check(&c, &e), FS_OK);
+	assert_int_equal(parse(&c, "{\"model\":\"m\",\"vision\":{\"fingerprint\":"
+	                           "\"0123456789abcdef0123456789abcdefX\"}}"),
+	        FS_OK);
+	assert_int_equal(fs_config_check(&c, &e), FS_EINVAL);
+	assert_non_null(strstr(e.text, "\"vision.fingerprint\""));
 	fs_config_finish(&c);
 }
 
