@@ -336,16 +336,20 @@ static int check_unsupported(struct reader *rd, const json_t *root)
 	if (!rc && logprobs)
 		rc = bad(rd, "logprobs", "must be false: this server does not report probabilities");
 	static const char *const lists[] = {"tools", "functions"};
-	for (size_t i = 0; !rc && i < FS_ARRAY_LEN(lists); i++)
-		if (json_array_size(json_object_get(root, lists[i])) > 0)
-			rc = bad(rd, lists[i], "must be empty: this server does not support tool calls");
-	if (!rc && json_object_size(json_object_get(root, "logit_bias")) > 0)
-		rc = bad(rd, "logit_bias", "must be empty: this server does not support it");
-	const char *format =
-	        json_string_value(json_object_get(json_object_get(root, "response_format"), "type"));
-	if (!rc && format && strcmp(format, "text") != 0)
+	for (size_t i = 0; !rc && i < FS_ARRAY_LEN(lists); i++) {
+		const json_t *list = json_object_get(root, lists[i]);
+		if (list && !json_is_null(list) && (!json_is_array(list) || json_array_size(list) > 0))
+			rc = bad(rd, lists[i],
+			        "must be an empty array: this server does not support tool calls");
+	}
+	const json_t *bias = json_object_get(root, "logit_bias");
+	if (!rc && bias && !json_is_null(bias) && (!json_is_object(bias) || json_object_size(bias) > 0))
+		rc = bad(rd, "logit_bias", "must be an empty object: this server does not support it");
+	const json_t *format = json_object_get(root, "response_format");
+	const char *type = json_string_value(json_object_get(format, "type"));
+	if (!rc && format && !json_is_null(format) && (!type || strcmp(type, "text") != 0))
 		rc = bad(rd, "response_format",
-		        "must be of type \"text\": this server can not force a format");
+		        "must be {\"type\": \"text\"}: this server can not force a format");
 	return rc;
 }
 
