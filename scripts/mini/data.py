@@ -55,7 +55,7 @@ def draw_pool(folder, seed, shards):
 
 
 class Pool:
-    """The shards drawn so far. Early in training only the easy ones, later mostly the others."""
+    """The shards drawn so far: easy ones with one or two things, and the others."""
 
     def __init__(self, folder):
         self.folder, self.loaded = folder, {}
@@ -63,12 +63,11 @@ class Pool:
     def names(self):
         return sorted(f[:-4] for f in os.listdir(self.folder) if f.endswith(".pkl"))
 
-    def take(self, rng, n, progress):
-        """n pictures of one shard -> pixels u8 [n, h, w, 3], descriptions, labels."""
+    def take(self, rng, n, share):
+        """n pictures of one shard, an easy one at this share -> pixels u8 [n, h, w, 3], descriptions, labels."""
         names = self.names()
         easy = names[:EASY_SHARDS]
         hard = names[EASY_SHARDS:]
-        share = max(.05, 1 - progress * 12)
         name = talk.pick(rng, easy if not hard or rng.random() < share else hard)
         if name not in self.loaded:
             if len(self.loaded) > 600:

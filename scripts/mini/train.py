@@ -63,9 +63,6 @@ def optimisers(model):
     return Muon(matrix, 1), torch.optim.AdamW(rest, 1, betas=(.9, .98), weight_decay=0)
 
 
-PEAK = (.008, .003)
-
-
 def rate(progress, step):
     return min(1, (step + 1) / 80) * (1 if progress < .45 else max(.015, (1 - progress) / .55))
 
@@ -94,10 +91,11 @@ def see(model, pixels, labels, fast):
     return rows, aux
 
 
-def losses(model, pixels, labels, text, fast):
-    """-> answer loss, auxiliary loss, logits at the answers, their targets."""
+def losses(model, pixels, labels, text, fast, still=False):
+    """-> answer loss, auxiliary loss, logits at the answers, their targets. still: the tower does not learn."""
     b, h, w, _ = pixels.shape
-    rows, aux = see(model, pixels, labels, fast)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not still):
+        rows, aux = see(model, pixels, labels, fast)
     with torch.autocast("cpu", torch.bfloat16, enabled=fast):
         seqs = text["ids"].shape[0]
         hidden, deep = model.text(text["ids"], text["slots"], rows.reshape(seqs, -1, rows.shape[-1]), text["pos"],
@@ -156,6 +154,9 @@ def arguments(args=None):
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--log", default="")
     p.add_argument("--tower-until", type=float, default=.4, help="progress at which the text model begins to learn")
+    p.add_argument("--still-until", type=float, default=.3, help="share of the reading during which the tower keeps still")
+    p.add_argument("--peak", type=float, nargs=2, default=(.004, .002), help="highest rates of Muon and AdamW; at .008 "
+                   "attention of the text model saturates and it never learns to read")
     p.add_argument("--init", default="", help="checkpoint whose weights to begin with, on a fresh schedule")
     p.add_argument("--resume", action="store_true")
     p.add_argument("--f32", action="store_true", help="no bf16 in the products")
@@ -239,16 +240,18 @@ class Trainer:
         o = self.o
         rng = np.random.default_rng([o.seed, 77, step, k])
         if progress < o.tower_until:  # the tower alone learns to see, at less than half the cost of a whole step
-            pixels, _, labels = pool.take(rng, 3 * o.batch // o.micro, 1)
+            pixels, _, labels = pool.take(rng, 3 * o.batch // o.micro, .05)
             _, aux = see(self.model, torch.from_numpy(np.ascontiguousarray(pixels)), [torch.from_numpy(x) for x in labels],
                          not o.f32)
             (aux / o.micro).backward()
             return 0., aux.item()
         r = rng.random()
-        form = "after" if r < .06 else "two" if r < .14 and progress > .3 else "plain"
-        taken = pool.take(rng, o.batch // o.micro, progress)
+        # Reading begins with pictures of one or two things: there the way from a word to its row is found soonest.
+        read = (progress - o.tower_until) / (1 - o.tower_until)
+        form = "after" if r < .06 else "two" if r < .14 and read > .4 else "plain"
+        taken = pool.take(rng, o.batch // o.micro, max(.05, 1 - 2.5 * read))
         pixels, labels, text, _ = data.batch(rng, self.v, taken, o.pairs, form)
-        answer, aux, _, _ = losses(self.model, pixels, labels, text, not o.f32)
+        answer, aux, _, _ = losses(self.model, pixels, labels, text, not o.f32, read < o.still_until)
         ((answer + (.25 if progress < .5 else .1) * aux) / o.micro).backward()
         return answer.item(), aux.item()
 
@@ -276,10 +279,11 @@ class Trainer:
         self.barrier.wait()
 
     def update(self, rank, step, progress):
+        o = self.o
         total = self.grads.sum(0)
         for p, a, b in zip(self.params, self.ends, self.ends[1:]):
             p.grad = total[a:b].view_as(p)
-        for opt, peak in zip((self.muon, self.adam), PEAK):
+        for opt, peak in zip((self.muon, self.adam), o.peak):
             for g in opt.param_groups:
                 g["lr"] = peak * rate(progress, step)
         text = {id(p) for p in self.model.text.parameters()}
