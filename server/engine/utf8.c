@@ -88,6 +88,8 @@ int fs_utf8_append_clean(struct fs_buf *out, const void *text, size_t n)
 	uint32_t cp;
 	int rc;
 
+	if (n == 0) /* text may be NULL then */
+		return FS_OK;
 	while (i < n) {
 		if (fs_utf8_next(s + i, n - i, &cp, &len) == FS_UTF8_OK) {
 			i += len;

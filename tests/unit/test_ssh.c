@@ -21,19 +21,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* libssh2 1.10 loses two numbers of each ECDSA key that it reads; its frames show only in slow stack traces.
- */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void)
-{
-	return "fast_unwind_on_malloc=0";
-}
-const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void)
-{
-	return "leak:libssh2.so";
-}
-
 static struct test_sshd sshd; /* shared by the tests that do not change it */
 
 static struct fs_ssh_opts opts_for(const struct test_sshd *s, const char *command)
