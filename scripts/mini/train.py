@@ -63,8 +63,17 @@ def optimisers(model):
     return Muon(matrix, 1), torch.optim.AdamW(rest, 1, betas=(.9, .98), weight_decay=0)
 
 
-def rate(progress, step):
-    return min(1, (step + 1) / 80) * (1 if progress < .45 else max(.015, (1 - progress) / .55))
+def reading(o, progress):
+    """How far the text model's part of the schedule is, 0 to 1; negative while the tower learns alone."""
+    return (progress - o.tower_until) / (1 - o.tower_until)
+
+
+def rate(o, progress, step):
+    """Share of the highest rates: doubled for the tower alone; then warm-up, constant, linear decay."""
+    read = reading(o, progress)
+    if read < 0:
+        return 2 * min(1, (step + 1) / 80)
+    return min(1, (step + 1) / 80, read / .03 + .02) * (1 if read < .45 else max(.015, (1 - read) / .55))
 
 
 def balanced(out, label, weight):
@@ -190,6 +199,7 @@ class Trainer:
             self.begin_with(torch.load(o.init, weights_only=False)["average"])
         self.average = {k: p.detach().clone() for k, p in self.model.state_dict().items()}
         self.step, self.spent = 0, 0.
+        self.settled = o.tower_until == 0 or bool(o.init)
         self.path = os.path.join(o.work, "checkpoint.pt")
         if o.resume and os.path.exists(self.path):
             self.load()
@@ -214,6 +224,24 @@ class Trainer:
         for opt, s in zip((self.muon, self.adam), c["opts"]):
             opt.load_state_dict(s)
         self.average, self.step, self.spent = c["average"], c["step"], c["spent"]
+        self.settled = c.get("settled", self.settled)
+
+    @torch.no_grad()
+    def settle(self, pool):
+        """Once the tower has learned alone: centres its rows and brings them to a spread of .3, a text model's own
+        scale. What the readouts say stays the same. A large offset that all rows share hides their differences from
+        attention."""
+        pixels, _, _ = pool.take(np.random.default_rng([self.o.seed, 78]), 96, .05)
+        rows, _ = self.model.tower(patches(torch.from_numpy(np.ascontiguousarray(pixels))), pixels.shape[1] // 14,
+                                   pixels.shape[2] // 14)
+        rows = rows.reshape(-1, rows.shape[-1])
+        middle = rows.mean(0)
+        scale = .3 / (rows - middle).std()
+        for w in (self.model.state_dict(), self.average):
+            w["tower.mm2.weight"].mul_(scale)
+            w["tower.mm2.bias"].sub_(middle).mul_(scale)
+            w["heads.row.bias"].add_(w["heads.row.weight"] @ middle)
+            w["heads.row.weight"].div_(scale)
 
     def begin_with(self, weights):
         mine = self.model.state_dict()
@@ -222,7 +250,8 @@ class Trainer:
 
     def save(self):
         torch.save(dict(model=self.model.state_dict(), opts=[self.muon.state_dict(), self.adam.state_dict()],
-                        average=self.average, step=self.step, spent=self.spent, config=self.model.config(),
+                        average=self.average, step=self.step, spent=self.spent, settled=self.settled,
+                        config=self.model.config(),
                         tokens=self.v.tokens, merges=self.v.merges), self.path + ".tmp")
         os.replace(self.path + ".tmp", self.path)
 
@@ -247,7 +276,7 @@ class Trainer:
             return 0., aux.item()
         r = rng.random()
         # Reading begins with pictures of one or two things: there the way from a word to its row is found soonest.
-        read = (progress - o.tower_until) / (1 - o.tower_until)
+        read = reading(o, progress)
         form = "after" if r < .06 else "two" if r < .14 and read > .4 else "plain"
         taken = pool.take(rng, o.batch // o.micro, max(.05, 1 - 2.5 * read))
         pixels, labels, text, _ = data.batch(rng, self.v, taken, o.pairs, form)
@@ -285,7 +314,7 @@ class Trainer:
             p.grad = total[a:b].view_as(p)
         for opt, peak in zip((self.muon, self.adam), o.peak):
             for g in opt.param_groups:
-                g["lr"] = peak * rate(progress, step)
+                g["lr"] = peak * rate(o, progress, step)
         text = {id(p) for p in self.model.text.parameters()}
         matrices = self.muon.param_groups[0]["params"]
         if self.o.processes == 1 or rank == 1:
@@ -299,6 +328,9 @@ class Trainer:
 
     def train_step(self, pool):
         """Rank 0: leads one step. -> answer loss, auxiliary loss."""
+        if not self.settled and self.progress() >= self.o.tower_until:
+            self.settle(pool)
+            self.settled = True
         self.shared_step.value, self.shared_progress.value, self.next.value = self.step, self.progress(), 0
         self.share_step(0, pool)
         self.step += 1
