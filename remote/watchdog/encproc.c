@@ -413,15 +413,18 @@ static void read_answers(struct fs_encproc *p)
 }
 
 /* Its stderr goes to our log; the last line is kept, since it tells why a start failed. */
+#define STDERR_READS 16
+
 static void read_stderr(struct fs_encproc *p)
 {
 	char bytes[1024];
-	ssize_t n;
-	while (p->child.err >= 0 && (n = read(p->child.err, bytes, sizeof(bytes))) != 0) {
-		if (n < 0 && errno == EINTR)
-			continue;
+	/* A bounded number of reads a round: an encoder that never stops talking must not hold the loop. */
+	for (int round = 0; p->child.err >= 0; round++) {
+		ssize_t n = round < STDERR_READS ? read(p->child.err, bytes, sizeof(bytes)) : -1;
 		if (n < 0)
 			return;
+		if (n == 0)
+			break;
 		for (ssize_t i = 0; i < n; i++) {
 			bool full = p->err.len + 1 >= p->err.max;
 			if (bytes[i] != '\n' && !full && fs_buf_append(&p->err, &bytes[i], 1) == FS_OK)

@@ -352,6 +352,15 @@ int fs_config_load(struct fs_config *c, const char *path, struct fs_errbuf *e)
 	return rc;
 }
 
+/* Such a key takes a number or "true" on the command line as the text that it is. */
+static bool takes_text(const char *name)
+{
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
+		if (strcmp(keys[i].name, name) == 0)
+			return keys[i].type == T_STRING;
+	return false;
+}
+
 int fs_config_set(struct fs_config *c, const char *assignment, struct fs_errbuf *e)
 {
 	const char *eq = strchr(assignment, '=');
@@ -360,8 +369,10 @@ int fs_config_set(struct fs_config *c, const char *assignment, struct fs_errbuf 
 	char name[101];
 	snprintf(name, sizeof(name), "%.*s", (int)(eq - assignment), assignment);
 	json_t *v = json_loads(eq + 1, JSON_DECODE_ANY, NULL);
-	if (!v)
+	if (!v || (takes_text(name) && !json_is_string(v) && !json_is_null(v))) {
+		json_decref(v);
 		v = json_string(eq + 1);
+	}
 	if (!v)
 		return fs_fail(e, FS_EINVAL, "the value of \"%s\" is not UTF-8", name);
 	char where[101] = "", *dot = strchr(name, '.');

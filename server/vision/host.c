@@ -19,6 +19,7 @@
 #define KICK_PAUSE_MS 500  /* between two attempts that pictures ask for */
 #define HELLO_MIN_MS 10000 /* an agent may have to start its watchdog first */
 #define BYE_MS 700
+#define STDERR_LAST_READS 64
 #define STDERR_LINES 100 /* logged for one connection; the last one is kept all the same */
 
 /* One connection's life. */
@@ -27,6 +28,7 @@ struct run {
 	struct fs_link link;
 	int64_t hello_by;  /* FS_NEVER once it came */
 	int64_t next_ping; /* FS_NEVER while one is unanswered */
+	int64_t ping_sent; /* what it holds; 0 = none is unanswered */
 	char line[240];    /* of the remote stderr */
 	size_t line_n;
 	char last_line[240];
@@ -245,9 +247,11 @@ static int on_pong(struct fs_host *h, struct fs_link *l, const struct fs_frame *
 {
 	struct run *r = (struct run *)((char *)l - offsetof(struct run, link));
 	int64_t sent;
-	if (f->len != sizeof(sent))
+	if (f->len == sizeof(sent))
+		memcpy(&sent, f->payload, sizeof(sent));
+	if (f->len != sizeof(sent) || !r->ping_sent || sent != r->ping_sent)
 		return fs_fail(e, FS_EFORMAT, "its PONG is not an echo");
-	memcpy(&sent, f->payload, sizeof(sent));
+	r->ping_sent = 0;
 	pthread_mutex_lock(&h->v->lock);
 	h->rtt_ms = (double)(fs_now() - sent) / (double)FS_MS;
 	pthread_mutex_unlock(&h->v->lock);
@@ -343,6 +347,7 @@ static int check_times(struct run *r, int64_t *next, struct fs_errbuf *e)
 		return fs_fail(e, FS_EUNAVAILABLE, "no sign of life for %d s", o->dead_after_ms / 1000);
 	if (now >= r->next_ping) {
 		r->next_ping = FS_NEVER; /* until its PONG */
+		r->ping_sent = now;
 		return fs_link_queue(&r->link, FS_FRAME_PING, 0, &now, sizeof(now), e);
 	}
 	*next = FS_MIN(FS_MIN(r->hello_by, dead), r->next_ping);
@@ -400,7 +405,10 @@ static int serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct fs
 		rc = turn(r, ssh, e);
 	if (!rc)
 		say_bye(r, ssh);
-	for (bool moved = true; rc && moved;) { /* what it said last tells more than how the channel ended */
+	/* What it said last tells more than how the channel ended; a host that never stops talking is not
+	 * heard out. */
+	bool moved = true;
+	for (int i = 0; rc && moved && i < STDERR_LAST_READS; i++) {
 		moved = false;
 		read_stderr(r, ssh, &moved);
 	}

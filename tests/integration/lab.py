@@ -86,9 +86,9 @@ class VisionHost:
             f.unlink(missing_ok=True)
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.tmp / name, "-C", name], check=True)
 
-    def allow(self):
+    def allow(self, command=None):
         key = (self.tmp / "user_key.pub").read_text()
-        command = f"{AGENT} --socket {self.socket} --watchdog {WATCHDOG} --config {self.config}"
+        command = command or f"{AGENT} --socket {self.socket} --watchdog {WATCHDOG} --config {self.config}"
         path = self.tmp / "authorized_keys"
         path.write_text(f'restrict,command="{command}" {key}')
         path.chmod(0o600)

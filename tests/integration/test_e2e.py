@@ -212,6 +212,15 @@ def test_changed_host_key_is_refused_by_name(host, servers):
     server.wait_for_eyes()
 
 
+def test_a_host_that_floods_stderr_is_left(host, servers):
+    host.allow("yes noise >&2")
+    server = servers(host.start(), vision={"dead_after_s": 2, "ping_interval_s": 1})
+    wait_for(lambda: server.eyes()["hosts"][0]["state"] == "down", "the host to be given up")
+    status, reply = server.chat(user("x", CASES / "plain.png"))
+    assert (status, reply["error"]["code"]) == (400, "vision_unavailable")
+    assert server.ask("Hello")
+
+
 def test_encoder_killed_mid_picture(truth, host, servers):
     server = servers(host.start()).wait_for_eyes()
     q = QUESTIONS[0]

@@ -41,6 +41,8 @@ static void reads_values_and_hosts(void **state)
 	assert_int_equal(c.vision.n_hosts, 1);
 	assert_int_equal(fs_config_set(&c, "listen=[::1]:0", &e), FS_OK);
 	assert_string_equal(c.listen, "[::1]:0");
+	assert_int_equal(fs_config_set(&c, "name=123", &e), FS_OK);
+	assert_string_equal(c.name, "123");
 	fs_config_finish(&c);
 }
 
