@@ -23,6 +23,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 import data
+from export import read_back
 from model import Config, Model, block_order, patches
 from tok import Vocabulary, save
 
@@ -83,11 +84,12 @@ def balanced(out, label, weight):
     return each[label.reshape(-1) == 0].mean() + (each[full].mean() if full.any() else 0) * weight
 
 
-def see(model, pixels, labels, fast):
-    """-> rows, loss of the readouts of the tower: what each patch and each row shows."""
+def see(model, pixels, labels, fast, still=False):
+    """-> rows, loss of the readouts of the tower: what each patch and each row shows. still: only the readouts learn."""
     b, h, w, _ = pixels.shape
     with torch.autocast("cpu", torch.bfloat16, enabled=fast):
-        rows, feats = model.tower(patches(pixels), h // 14, w // 14)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not still):
+            rows, feats = model.tower(patches(pixels), h // 14, w // 14)
         on_patch, on_row = model.heads.patch(feats).float(), model.heads.row(rows).float()
     shape, colour, char, cell_shape, cell_colour, _ = labels
     shape, colour, char = block_order(shape), block_order(colour), block_order(char)
@@ -103,8 +105,7 @@ def see(model, pixels, labels, fast):
 def losses(model, pixels, labels, text, fast, still=False):
     """-> answer loss, auxiliary loss, logits at the answers, their targets. still: the tower does not learn."""
     b, h, w, _ = pixels.shape
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not still):
-        rows, aux = see(model, pixels, labels, fast)
+    rows, aux = see(model, pixels, labels, fast, still)
     with torch.autocast("cpu", torch.bfloat16, enabled=fast):
         seqs = text["ids"].shape[0]
         hidden, deep = model.text(text["ids"], text["slots"], rows.reshape(seqs, -1, rows.shape[-1]), text["pos"],
@@ -166,7 +167,8 @@ def arguments(args=None):
     p.add_argument("--still-until", type=float, default=.3, help="share of the reading during which the tower keeps still")
     p.add_argument("--peak", type=float, nargs=2, default=(.004, .002), help="highest rates of Muon and AdamW; at .008 "
                    "attention of the text model saturates and it never learns to read")
-    p.add_argument("--init", default="", help="checkpoint whose weights to begin with, on a fresh schedule")
+    p.add_argument("--init", default="", help="checkpoint, or folder of GGUF files, whose weights to begin with, on a fresh "
+                   "schedule (with --tower-until 0 where the text model can read already)")
     p.add_argument("--resume", action="store_true")
     p.add_argument("--f32", action="store_true", help="no bf16 in the products")
     p.add_argument("--export-every", type=float, default=15, help="minutes")
@@ -178,6 +180,13 @@ def start_drawing(o):
     env = dict(os.environ, OMP_NUM_THREADS="1")
     return subprocess.Popen(["nice", "-n", "10", sys.executable, "-c", code], env=env,
                             cwd=os.path.dirname(os.path.abspath(__file__)))
+
+
+def weights_at(path):
+    """From a checkpoint, or from a folder with the two GGUF files (which lack the readouts)."""
+    if os.path.isdir(path):
+        return {k: p for k, p in read_back(path)[0].state_dict().items() if not k.startswith("heads.")}
+    return torch.load(path, weights_only=False)["average"]
 
 
 class Trainer:
@@ -196,7 +205,7 @@ class Trainer:
         self.model = Model(Config(vocab=len(self.v.tokens)))
         self.muon, self.adam = optimisers(self.model)
         if o.init:
-            self.begin_with(torch.load(o.init, weights_only=False)["average"])
+            self.begin_with(weights_at(o.init))
         self.average = {k: p.detach().clone() for k, p in self.model.state_dict().items()}
         self.step, self.spent = 0, 0.
         self.settled = o.tower_until == 0 or bool(o.init)
