@@ -165,6 +165,7 @@ def arguments(args=None):
     p.add_argument("--log", default="")
     p.add_argument("--tower-until", type=float, default=.4, help="progress at which the text model begins to learn")
     p.add_argument("--still-until", type=float, default=.3, help="share of the reading during which the tower keeps still")
+    p.add_argument("--easy", type=float, default=1, help="share of easy pictures when reading begins")
     p.add_argument("--peak", type=float, nargs=2, default=(.004, .002), help="highest rates of Muon and AdamW; at .008 "
                    "attention of the text model saturates and it never learns to read")
     p.add_argument("--init", default="", help="checkpoint, or folder of GGUF files, whose weights to begin with, on a fresh "
@@ -287,7 +288,7 @@ class Trainer:
         # Reading begins with pictures of one or two things: there the way from a word to its row is found soonest.
         read = reading(o, progress)
         form = "after" if r < .06 else "two" if r < .14 and read > .4 else "plain"
-        taken = pool.take(rng, o.batch // o.micro, max(.05, 1 - 2.5 * read))
+        taken = pool.take(rng, o.batch // o.micro, max(.05, o.easy * (1 - 2.5 * read)))
         pixels, labels, text, _ = data.batch(rng, self.v, taken, o.pairs, form)
         answer, aux, _, _ = losses(self.model, pixels, labels, text, not o.f32, read < o.still_until)
         ((answer + (.25 if progress < .5 else .1) * aux) / o.micro).backward()
