@@ -65,7 +65,7 @@ def test_lossy_formats_are_close(encoder, name):
     grid, rows = encoder.rows(CASES / name)
     plain_grid, plain = encoder.rows(CASES / "plain.png")
     assert grid == plain_grid
-    assert distance(rows, plain) < 0.35  # another picture of this size is further than 0.5
+    assert distance(rows, plain) < 0.35  # 0.22 measured; the picture upside down or mirrored is further than 0.6
 
 
 @pytest.mark.parametrize("name", ["gray.jpg", "cmyk.jpg"])
