@@ -56,14 +56,16 @@ static struct talk *talk(const char *role, ...)
 		const char *text = va_arg(ap, const char *);
 		bool pic = strcmp(text, "PICTURE") == 0;
 
-		t.p[k] = (struct fs_part){pic ? NULL : text, pic ? 0 : strlen(text), pic ? &picture : NULL};
+		t.p[k] = (struct fs_part){.text = pic ? NULL : text,
+		        .text_len = pic ? 0 : strlen(text),
+		        .rows = pic ? &picture : NULL};
 		if (*role != '+') {
 			enum fs_role r = *role == 's'   ? FS_ROLE_SYSTEM
 			                 : *role == 'u' ? FS_ROLE_USER
 			                 : *role == 't' ? FS_ROLE_TOOL
 			                                : FS_ROLE_ASSISTANT;
 
-			t.m[t.n++] = (struct fs_message){r, &t.p[k], 0};
+			t.m[t.n++] = (struct fs_message){.role = r, .parts = &t.p[k]};
 		}
 		t.m[t.n - 1].n_parts++;
 	}

@@ -81,7 +81,8 @@ static void read_messages(struct conversation *c, const json_t *msgs)
 		const json_t *content = json_object_get(m, "content");
 
 		assert_true(c->n < MAX_MSGS);
-		c->msgs[c->n++] = (struct fs_message){role_of(str(m, "role")), &c->parts[c->n_parts], 0};
+		c->msgs[c->n++] =
+		        (struct fs_message){.role = role_of(str(m, "role")), .parts = &c->parts[c->n_parts]};
 		if (json_is_string(content))
 			add_part(c, content);
 		else
