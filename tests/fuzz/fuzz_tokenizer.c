@@ -67,14 +67,16 @@ static void check_text(const struct fs_tok *t, const char *text, size_t n)
 
 static void check_template(const struct fs_tok *t, const char *text, size_t n)
 {
-	const struct fs_part part = {text, n, NULL};
-	const struct fs_message msgs[] = {{FS_ROLE_SYSTEM, &part, 1}, {FS_ROLE_USER, &part, 1},
-	        {FS_ROLE_ASSISTANT, &part, 1}, {FS_ROLE_USER, &part, 1}};
+	const struct fs_part part = {.text = text, .text_len = n};
+	static const enum fs_role roles[] = {FS_ROLE_SYSTEM, FS_ROLE_USER, FS_ROLE_ASSISTANT, FS_ROLE_USER};
+	struct fs_message msgs[FS_ARRAY_LEN(roles)];
 	struct fs_chat *c;
 	struct fs_ids ids;
 
 	if (fs_chat_create_text(text, n, t, NULL, &c, NULL) != FS_OK)
 		return;
+	for (size_t i = 0; i < FS_ARRAY_LEN(roles); i++)
+		msgs[i] = (struct fs_message){.role = roles[i], .parts = &part, .n_parts = 1};
 	fs_ids_init(&ids, 1 << 20);
 	fs_chat_encode(c, msgs, FS_ARRAY_LEN(msgs), &ids, NULL);
 	fs_ids_finish(&ids);

@@ -314,7 +314,7 @@ static void trimming(void **state)
 
 static void refusals(void **state)
 {
-	static const struct fs_message odd = {(enum fs_role)9, NULL, 0};
+	static const struct fs_message odd = {.role = (enum fs_role)9};
 	static struct talk none, unknown;
 
 	refuse(CHATML, NULL, &none, "there is none");
