@@ -7,7 +7,7 @@
 
 #include "common/base/base.h"
 
-#define FS_WD_ARGS_MAX 32
+#define FS_WD_ARGS_MAX 32 /* as FS_ENCPROC_ARGS_MAX */
 
 struct fs_wd_config {
 	/* Paths are absolute after loading; "" = not given. */

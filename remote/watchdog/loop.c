@@ -73,6 +73,26 @@ static void choose_gpu(int32_t device)
 	setenv("CUDA_VISIBLE_DEVICES", number, 1);
 }
 
+static void init_encoder(struct fs_wd *wd)
+{
+	const struct fs_wd_config *c = &wd->cfg;
+	struct fs_encproc_opts o = {.program = c->encoder,
+	        .mmproj = c->mmproj,
+	        .model = c->model,
+	        .args = c->encoder_args,
+	        .gpu = c->gpu,
+	        .extended = c->extended > 0,
+	        .threads = c->threads,
+	        .min_tokens = c->min_tokens,
+	        .max_tokens = c->max_tokens,
+	        .ready_timeout_s = c->ready_timeout_s,
+	        .encode_timeout_s = c->encode_timeout_s,
+	        .cancel_kill_s = c->cancel_kill_s,
+	        .stop_grace_ms = c->stop_grace_ms,
+	        .idle_s = c->encoder_idle_s};
+	fs_encproc_init(&wd->enc, &o, fs_req_done, wd);
+}
+
 int fs_wd_init(struct fs_wd *wd, const char *socket_path, const char *config_path, struct fs_errbuf *e)
 {
 	memset(wd, 0, sizeof(*wd));
@@ -83,7 +103,7 @@ int fs_wd_init(struct fs_wd *wd, const char *socket_path, const char *config_pat
 		return rc;
 	fs_log_set_level(wd->cfg.log_level);
 	fs_leases_init(&wd->leases, &wd->cfg);
-	fs_encproc_init(&wd->enc, &wd->cfg, fs_req_done, wd);
+	init_encoder(wd);
 	choose_gpu(wd->cfg.gpu_device);
 	FS_ASSERT(strlen(socket_path) < sizeof(wd->socket_path));
 	rc = fs_wd_prepare_folder(socket_path, e);
@@ -193,7 +213,10 @@ static void prepare(struct fs_wd *wd, struct fs_pollset *ps)
 	ps->deadline = FS_NEVER;
 	wd->listen_slot = wd->listen_fd >= 0 ? fs_pollset_add(ps, wd->listen_fd, POLLIN) : -1;
 	wd->signal_slot = fs_pollset_add(ps, wd->signal_fd, POLLIN);
-	fs_encproc_prepare(&wd->enc, ps);
+	struct pollfd fds[FS_ENCPROC_FDS];
+	fs_encproc_prepare(&wd->enc, fds, &ps->deadline);
+	for (int i = 0; i < FS_ENCPROC_FDS; i++)
+		wd->enc_slots[i] = fs_pollset_add(ps, fds[i].fd, fds[i].events);
 	fs_leases_prepare(&wd->leases, ps);
 	for (struct fs_conn *c = wd->conns; c; c = c->next)
 		fs_conn_prepare(c, ps);
@@ -206,7 +229,10 @@ static void dispatch(struct fs_wd *wd, const struct fs_pollset *ps)
 {
 	if (fs_pollset_got(ps, wd->signal_slot))
 		read_signals(wd);
-	fs_encproc_dispatch(&wd->enc, ps);
+	struct pollfd fds[FS_ENCPROC_FDS];
+	for (int i = 0; i < FS_ENCPROC_FDS; i++)
+		fds[i].revents = fs_pollset_got(ps, wd->enc_slots[i]);
+	fs_encproc_dispatch(&wd->enc, fds);
 	for (struct fs_conn *c = wd->conns; c; c = c->next)
 		fs_conn_dispatch(c, ps);
 	fs_leases_dispatch(&wd->leases, ps);

@@ -4,14 +4,14 @@
  *   connection (conn.c)  frames in and out of one agent, bounded queues
  *   session.c            what the frames mean: HELLO, ENC, DATA, CANCEL, PING, BYE, and the news to servers
  *   request (request.c)  one picture: received, queued, encoded, its rows sent
- *   lease, encproc, spool: have headers of their own and know nothing of these
+ *   lease, and common/encproc: have headers of their own and know nothing of these
  */
 #ifndef FS_WATCHDOG_STATE_H
 #define FS_WATCHDOG_STATE_H
 
-#include "remote/watchdog/encproc.h"
+#include "common/encproc/encproc.h"
+#include "remote/watchdog/config.h"
 #include "remote/watchdog/lease.h"
-#include "remote/watchdog/spool.h"
 #include "remote/watchdog/watchdog.h"
 
 #define FS_WD_CONNS_MAX 64
@@ -115,7 +115,7 @@ void fs_req_done(void *wd, int err, const struct fs_reply *reply, const char *te
 struct fs_wd {
 	struct fs_wd_config cfg;
 	char socket_path[FS_WD_PATH_MAX];
-	int listen_fd, lock_fd, signal_fd, listen_slot, signal_slot;
+	int listen_fd, lock_fd, signal_fd, listen_slot, signal_slot, enc_slots[FS_ENCPROC_FDS];
 	struct fs_spool spool;
 	struct fs_encproc enc;
 	struct fs_leases leases;

@@ -2,7 +2,7 @@
  * The watchdog's parts that need no encoder: the greeting, the socket's folder, the spool. What needs
  * processes and sockets is in tests/integration/test_watchdog.py.
  */
-#include "remote/watchdog/spool.h"
+#include "common/encproc/encproc.h"
 #include "remote/watchdog/watchdog.h"
 
 #include <fcntl.h>

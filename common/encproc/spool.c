@@ -1,5 +1,5 @@
-/* The spool folder; see spool.h. Never follows a link out of the folder, never removes what is not ours. */
-#include "remote/watchdog/spool.h"
+/* The spool folder; see encproc.h. Never follows a link out of the folder, never removes what is not ours. */
+#include "common/encproc/encproc.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -37,7 +37,7 @@ static void remove_folder(int parent, const char *name, int fd)
 	unlinkat(parent, name, AT_REMOVEDIR);
 }
 
-/* A folder whose lock can be had belongs to a watchdog that is gone. */
+/* A folder whose lock can be had belongs to a process that is gone. */
 static void remove_stale(const char *root)
 {
 	char prefix[64];
@@ -53,7 +53,7 @@ static void remove_stale(const char *root)
 		if (fd < 0)
 			continue;
 		if (fstat(fd, &st) == 0 && st.st_uid == getuid() && flock(fd, LOCK_EX | LOCK_NB) == 0) {
-			fs_info("removing %s/%s, left by a watchdog that is gone", root, f->d_name);
+			fs_info("removing %s/%s, left by a process that is gone", root, f->d_name);
 			remove_folder(dirfd(d), f->d_name, fd);
 		}
 		close(fd);
@@ -61,7 +61,7 @@ static void remove_stale(const char *root)
 	closedir(d);
 }
 
-/* Another watchdog's clean-up may take the folder between mkdtemp and our lock: then it is made anew. */
+/* Another process's clean-up may take the folder between mkdtemp and our lock: then it is made anew. */
 static int make_folder(struct fs_spool *s, const char *root, struct fs_errbuf *e)
 {
 	char prefix[64];
@@ -122,6 +122,6 @@ int fs_spool_picture(struct fs_spool *s, char picture[FS_SPOOL_PATH], char rows[
 	snprintf(rows, FS_SPOOL_PATH, "%s/%" PRIu64 ".sve", s->folder, n);
 	*fd = open(picture, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (*fd < 0)
-		return fs_fail_errno(e, FS_EIO, "the vision host can not write %s", picture);
+		return fs_fail_errno(e, FS_EIO, "can not write %s", picture);
 	return FS_OK;
 }

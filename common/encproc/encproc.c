@@ -3,7 +3,7 @@
  * states. The line protocol is docs/PROTOCOL.md's; an answer that does not follow it ends the encoder, since
  * nothing after it could be matched to a picture.
  */
-#include "remote/watchdog/encproc.h"
+#include "common/encproc/encproc.h"
 
 #include "common/gguf/gguf.h"
 
@@ -17,7 +17,7 @@
 #define CANCEL_ANSWER_MS 1000 /* an extended encoder answers CANCEL within 100 ms */
 #define EXIT_MS 1000          /* from the end of its output to its own */
 #define BACKOFF_MAX_S 60
-#define ARGV_MAX (FS_WD_ARGS_MAX + 16)
+#define ARGV_MAX (FS_ENCPROC_ARGS_MAX + 16)
 
 static void close_fd(int *fd)
 {
@@ -41,17 +41,14 @@ static void set_state(struct fs_encproc *p, enum fs_encproc_state state, int64_t
 	fs_debug("encoder: %s", fs_encproc_state_name(p));
 }
 
-void fs_encproc_init(struct fs_encproc *p, const struct fs_wd_config *cfg, fs_encproc_done *done, void *arg)
+void fs_encproc_init(struct fs_encproc *p, const struct fs_encproc_opts *o, fs_encproc_done *done, void *arg)
 {
-	*p = (struct fs_encproc){.cfg = cfg,
+	*p = (struct fs_encproc){.o = *o,
 	        .done = done,
 	        .done_arg = arg,
 	        .child = {.in = -1, .out = -1, .err = -1},
 	        .deadline = FS_NEVER,
-	        .cancel_deadline = FS_NEVER,
-	        .in_slot = -1,
-	        .out_slot = -1,
-	        .err_slot = -1};
+	        .cancel_deadline = FS_NEVER};
 	fs_buf_init(&p->in, FS_LINE_MAX + 4096); /* a line and one read */
 	fs_buf_init(&p->out, FS_LINE_MAX + 64);
 	fs_buf_init(&p->err, 4096);
@@ -60,7 +57,7 @@ void fs_encproc_init(struct fs_encproc *p, const struct fs_wd_config *cfg, fs_en
 void fs_encproc_finish(struct fs_encproc *p)
 {
 	if (p->child.pid > 0)
-		fs_child_end(&p->child, p->cfg->stop_grace_ms);
+		fs_child_end(&p->child, p->o.stop_grace_ms);
 	fs_buf_finish(&p->in);
 	fs_buf_finish(&p->out);
 	fs_buf_finish(&p->err);
@@ -92,25 +89,25 @@ static void number_arg(struct argv *a, const char *name, int32_t value)
 	arg(a, s);
 }
 
-static void build_argv(struct argv *a, const struct fs_wd_config *cfg)
+static void build_argv(struct argv *a, const struct fs_encproc_opts *o)
 {
 	*a = (struct argv){0};
-	arg(a, cfg->encoder);
+	arg(a, o->program);
 	arg(a, "--mmproj");
-	arg(a, cfg->mmproj);
-	if (cfg->model[0]) {
+	arg(a, o->mmproj);
+	if (o->model && *o->model) {
 		arg(a, "--model");
-		arg(a, cfg->model);
+		arg(a, o->model);
 	}
-	if (cfg->gpu)
+	if (o->gpu)
 		arg(a, "--gpu");
-	number_arg(a, "--threads", cfg->threads);
-	number_arg(a, "--max-tokens", cfg->max_tokens);
-	number_arg(a, "--min-tokens", cfg->min_tokens);
-	if (cfg->extended)
+	number_arg(a, "--threads", o->threads);
+	number_arg(a, "--max-tokens", o->max_tokens);
+	number_arg(a, "--min-tokens", o->min_tokens);
+	if (o->extended)
 		arg(a, "--extended");
-	for (size_t i = 0; cfg->encoder_args[i]; i++)
-		arg(a, cfg->encoder_args[i]);
+	for (size_t i = 0; o->args && o->args[i]; i++)
+		arg(a, o->args[i]);
 }
 
 static void back_off(struct fs_encproc *p)
@@ -124,14 +121,15 @@ static void start(struct fs_encproc *p)
 {
 	struct argv a;
 	struct fs_errbuf e;
-	build_argv(&a, p->cfg);
+	build_argv(&a, &p->o);
 	p->asleep = p->cancelling = p->late_cancel = p->retry = false;
 	p->last_words[0] = 0;
+	p->failures_before = 0;
 	fs_buf_clear(&p->in);
 	fs_buf_clear(&p->out);
 	fs_buf_clear(&p->err);
 	p->starts++;
-	if (fs_child_start(&p->child, a.v, NULL, true, false, &e)) {
+	if (fs_child_start(&p->child, a.v, NULL, true, p->o.die_with_parent, &e)) {
 		p->start_failed = true;
 		p->failures++;
 		snprintf(p->cause, sizeof(p->cause), "%.250s", e.text);
@@ -139,8 +137,8 @@ static void start(struct fs_encproc *p)
 		back_off(p);
 		return;
 	}
-	fs_info("encoder: started %s, process %d", p->cfg->encoder, (int)p->child.pid);
-	set_state(p, FS_ENC_STARTING, fs_deadline_ms(p->cfg->ready_timeout_s * 1000LL));
+	fs_info("encoder: started %s, process %d", p->o.program, (int)p->child.pid);
+	set_state(p, FS_ENC_STARTING, fs_deadline_ms(p->o.ready_timeout_s * 1000LL));
 }
 
 /* ---- end ---- */
@@ -163,7 +161,7 @@ static void signal_next(struct fs_encproc *p)
 	fs_child_signal(&p->child, sig);
 	fs_debug("encoder: signal %d to group %d", sig, (int)p->child.pid);
 	p->next_signal = SIGKILL;
-	p->deadline = sig == SIGKILL ? FS_NEVER : fs_deadline_ms(p->cfg->stop_grace_ms);
+	p->deadline = sig == SIGKILL ? FS_NEVER : fs_deadline_ms(p->o.stop_grace_ms);
 }
 
 /* It misbehaved, or its order is taking too long: TERM now, KILL after the grace. */
@@ -198,7 +196,7 @@ static void dismiss(struct fs_encproc *p)
 	fs_info("encoder: process %d is not needed any more", (int)p->child.pid);
 	p->retry = false;
 	p->next_signal = SIGTERM;
-	set_state(p, FS_ENC_ENDING, fs_deadline_ms(p->cfg->stop_grace_ms));
+	set_state(p, FS_ENC_ENDING, fs_deadline_ms(p->o.stop_grace_ms));
 }
 
 static void tell_exit(const struct fs_encproc *p, int status, char *out, size_t cap)
@@ -246,12 +244,20 @@ static bool has_exited(const struct fs_encproc *p)
 
 /* ---- what others ask for ---- */
 
+static void rest(struct fs_encproc *p)
+{
+	int32_t idle = p->o.idle_s;
+	set_state(p, FS_ENC_READY, idle ? fs_deadline_ms(idle * 1000LL) : FS_NEVER);
+}
+
 void fs_encproc_want(struct fs_encproc *p, bool wanted)
 {
 	if (p->wanted == wanted)
 		return;
 	p->wanted = wanted;
-	if (wanted && p->state == FS_ENC_ABSENT) {
+	if (wanted && p->o.on_demand) {
+		p->asleep = true;
+	} else if (wanted && p->state == FS_ENC_ABSENT) {
 		start(p);
 	} else if (!wanted && p->state == FS_ENC_BACKOFF) {
 		set_state(p, FS_ENC_ABSENT, FS_NEVER);
@@ -267,6 +273,8 @@ void fs_encproc_wake(struct fs_encproc *p)
 	p->asleep = false;
 	if (p->wanted && p->state == FS_ENC_ABSENT)
 		start(p);
+	else if (p->state == FS_ENC_READY)
+		rest(p);
 }
 
 static void flush(struct fs_encproc *p)
@@ -285,12 +293,12 @@ int fs_encproc_encode(struct fs_encproc *p, const struct fs_order *order, struct
 {
 	char line[FS_LINE_MAX];
 	FS_ASSERT(p->state == FS_ENC_READY);
-	int rc = fs_order_format(order, p->cfg->extended, line, sizeof(line), e);
+	int rc = fs_order_format(order, p->o.extended, line, sizeof(line), e);
 	if (rc == FS_OK)
 		rc = fs_buf_append(&p->out, line, strlen(line));
 	if (rc)
 		return rc;
-	set_state(p, FS_ENC_BUSY, fs_deadline_ms(p->cfg->encode_timeout_s * 1000LL));
+	set_state(p, FS_ENC_BUSY, fs_deadline_ms(p->o.encode_timeout_s * 1000LL));
 	flush(p);
 	return FS_OK;
 }
@@ -300,12 +308,20 @@ void fs_encproc_cancel(struct fs_encproc *p)
 	if (p->state != FS_ENC_BUSY || p->cancelling)
 		return;
 	p->cancelling = true;
-	if (p->cfg->extended && fs_buf_append_str(&p->out, "CANCEL\n") == FS_OK) {
+	if (p->o.extended && fs_buf_append_str(&p->out, "CANCEL\n") == FS_OK) {
 		p->cancel_deadline = fs_deadline_ms(CANCEL_ANSWER_MS);
 		flush(p);
 	} else {
-		p->cancel_deadline = fs_deadline_ms(p->cfg->cancel_kill_s * 1000LL);
+		p->cancel_deadline = fs_deadline_ms(p->o.cancel_kill_s * 1000LL);
 	}
+}
+
+void fs_encproc_fault(struct fs_encproc *p, const char *text)
+{
+	if (p->state != FS_ENC_READY && p->state != FS_ENC_BUSY)
+		return;
+	p->failures = FS_MAX(p->failures, p->failures_before);
+	fail(p, FS_EUNAVAILABLE, "%s", text);
 }
 
 /* ---- what it says ---- */
@@ -316,7 +332,7 @@ static void read_fingerprint(const struct fs_encproc *p, char out[33])
 	struct fs_gguf *g;
 	struct fs_errbuf e;
 	out[0] = 0;
-	if (fs_gguf_open(&g, p->cfg->mmproj, &e)) {
+	if (fs_gguf_open(&g, p->o.mmproj, &e)) {
 		fs_warn("encoder: its model can not be named: %s", e.text);
 		return;
 	}
@@ -338,12 +354,6 @@ static void take_ready(struct fs_encproc *p, const struct fs_reply *r)
 	        p->facts.fingerprint[0] ? p->facts.fingerprint : "not told");
 }
 
-static void rest(struct fs_encproc *p)
-{
-	int32_t idle = p->cfg->encoder_idle_s;
-	set_state(p, FS_ENC_READY, idle ? fs_deadline_ms(idle * 1000LL) : FS_NEVER);
-}
-
 static void take_answer(struct fs_encproc *p, const struct fs_reply *r)
 {
 	bool cancelled = r->kind == FS_REPLY_ERR && !strcmp(r->text, "cancelled");
@@ -351,7 +361,8 @@ static void take_answer(struct fs_encproc *p, const struct fs_reply *r)
 		p->late_cancel = false; /* the answer to a CANCEL that came after its picture was done */
 		return;
 	}
-	p->late_cancel = p->cancelling && p->cfg->extended && !cancelled;
+	p->late_cancel = p->cancelling && p->o.extended && !cancelled;
+	p->failures_before = p->failures;
 	p->failures = 0;
 	if (r->kind == FS_REPLY_OK)
 		end_order(p, FS_OK, r, "");
@@ -442,17 +453,13 @@ static void read_stderr(struct fs_encproc *p)
 
 /* ---- the loop ---- */
 
-void fs_encproc_prepare(struct fs_encproc *p, struct fs_pollset *ps)
+void fs_encproc_prepare(struct fs_encproc *p, struct pollfd fds[FS_ENCPROC_FDS], int64_t *until)
 {
-	p->in_slot = p->out_slot = p->err_slot = -1;
-	if (p->child.in >= 0 && p->out.len)
-		p->in_slot = fs_pollset_add(ps, p->child.in, POLLOUT);
-	if (p->child.out >= 0 && p->state != FS_ENC_ENDING)
-		p->out_slot = fs_pollset_add(ps, p->child.out, POLLIN);
-	if (p->child.err >= 0)
-		p->err_slot = fs_pollset_add(ps, p->child.err, POLLIN);
-	fs_pollset_until(ps, p->deadline);
-	fs_pollset_until(ps, p->cancel_deadline);
+	bool listens = p->state != FS_ENC_ENDING;
+	fds[0] = (struct pollfd){.fd = p->out.len ? p->child.in : -1, .events = POLLOUT};
+	fds[1] = (struct pollfd){.fd = listens ? p->child.out : -1, .events = POLLIN};
+	fds[2] = (struct pollfd){.fd = p->child.err, .events = POLLIN};
+	*until = FS_MIN(*until, FS_MIN(p->deadline, p->cancel_deadline));
 }
 
 static void expire(struct fs_encproc *p)
@@ -460,6 +467,8 @@ static void expire(struct fs_encproc *p)
 	int64_t now = fs_now();
 	if (p->state == FS_ENC_BUSY && now >= p->cancel_deadline) {
 		fail(p, FS_ECANCELLED, "the encoder did not stop when its work was cancelled");
+		p->failures--; /* that nobody waits is not its fault: it comes back without a pause */
+		p->retry = false;
 		return;
 	}
 	if (now < p->deadline)
@@ -472,32 +481,36 @@ static void expire(struct fs_encproc *p)
 	case FS_ENC_ABSENT:
 		break;
 	case FS_ENC_STARTING:
-		fail(p, FS_ETIMEOUT, "the encoder was not ready after %d s", p->cfg->ready_timeout_s);
+		fail(p, FS_ETIMEOUT, "the encoder was not ready after %d s", p->o.ready_timeout_s);
 		break;
 	case FS_ENC_READY:
 		p->asleep = true;
 		dismiss(p);
 		break;
 	case FS_ENC_BUSY:
-		fail(p, FS_ETIMEOUT, "the encoder said nothing for %d s", p->cfg->encode_timeout_s);
+		fail(p, FS_ETIMEOUT, "the encoder said nothing for %d s", p->o.encode_timeout_s);
 		break;
 	case FS_ENC_ENDING:
 		signal_next(p);
 		break;
 	case FS_ENC_BACKOFF:
-		start(p);
+		p->asleep = p->o.on_demand;
+		if (p->asleep)
+			set_state(p, FS_ENC_ABSENT, FS_NEVER);
+		else
+			start(p);
 		break;
 	}
 }
 
-void fs_encproc_dispatch(struct fs_encproc *p, const struct fs_pollset *ps)
+void fs_encproc_dispatch(struct fs_encproc *p, const struct pollfd fds[FS_ENCPROC_FDS])
 {
-	if (fs_pollset_got(ps, p->in_slot))
+	if (fds[0].revents)
 		flush(p);
 	bool exited = has_exited(p);
-	if (exited || fs_pollset_got(ps, p->err_slot))
+	if (exited || fds[2].revents)
 		read_stderr(p);
-	if (exited || fs_pollset_got(ps, p->out_slot))
+	if (exited || fds[1].revents)
 		read_answers(p);
 	if (exited)
 		gone(p);
