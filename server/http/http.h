@@ -17,9 +17,11 @@ struct fs_http;
 struct fs_http_request;
 
 typedef void (*fs_http_handler)(void *arg, struct fs_http_request *r);
+/* The first route that fits is taken. HEAD falls back to the path's GET route, whose answer is then sent
+ * without its body. */
 struct fs_http_route {
-	const char *method; /* "GET" or "POST" */
-	const char *path;
+	const char *method; /* "GET", "POST", "DELETE", "OPTIONS" or "HEAD" */
+	const char *path;   /* whole; or ending in "/" and a star: every longer path that begins so far */
 	fs_http_handler fn; /* takes over one reference */
 	void *arg;
 };
@@ -50,9 +52,21 @@ struct fs_cancel *fs_http_cancel(struct fs_http_request *r); /* borrowed */
 /* The body, [len] bytes; valid while the request lives. */
 const char *fs_http_body(const struct fs_http_request *r, size_t *len);
 int64_t fs_http_arrived(const struct fs_http_request *r); /* monotonic ns */
+/* What the request said; all valid while it lives. A header that came twice gives the first; NULL when
+ * absent. */
+const char *fs_http_header(const struct fs_http_request *r, const char *name);
+const char *fs_http_method(const struct fs_http_request *r);
+const char *fs_http_path(const struct fs_http_request *r);  /* as sent: percent-escapes are not decoded */
+const char *fs_http_query(const struct fs_http_request *r); /* behind the '?', as sent; NULL when none */
+const char *fs_http_peer(const struct fs_http_request *r);  /* the client's address, without its port */
+
+/* Adds a header to the answer or stream, when called before it begins. Any thread; both are copied; at most 1
+ * KiB together. */
+void fs_http_add_header(struct fs_http_request *r, const char *name, const char *value);
 
 /* One whole answer. extra_header NULL, or "Name: value". body is copied. Any thread. When the stream has
- * begun by itself the body (one line of JSON) goes out as its last event before [DONE]. */
+ * begun by itself the body (one line of JSON) goes out as its last event, between the texts of
+ * fs_http_set_stream_frame. */
 void fs_http_reply(struct fs_http_request *r, int status, const char *content_type, const char *extra_header,
         const void *body, size_t n);
 
@@ -69,6 +83,12 @@ int fs_http_stream_begin(struct fs_http_request *r);
  * proxy sees life while a picture is encoded. */
 void fs_http_stream_begin_after(struct fs_http_request *r, int ms);
 int fs_http_stream_write(struct fs_http_request *r, const void *data, size_t n);
+/* Bytes of the stream that the client's socket has not taken yet. Any thread. */
+size_t fs_http_stream_backlog(const struct fs_http_request *r);
+/* What stands around an error's body that has to go out as an event (see fs_http_reply). Default: "data: "
+ * and
+ * "\n\ndata: [DONE]\n\n". The texts must outlive the request; call it before the stream may begin. */
+void fs_http_set_stream_frame(struct fs_http_request *r, const char *before, const char *after);
 void fs_http_stream_end(struct fs_http_request *r);
 
 #endif

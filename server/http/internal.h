@@ -8,7 +8,18 @@
 #include <event2/http.h>
 #include <stdatomic.h>
 
-enum act { ACT_REPLY, ACT_BEGIN, ACT_BEGIN_AFTER, ACT_WRITE, ACT_END, ACT_STOP_ACCEPTING, ACT_EXIT };
+#define HTTP_MAX_HEADERS 100
+
+enum act {
+	ACT_REPLY,
+	ACT_HEADER,
+	ACT_BEGIN,
+	ACT_BEGIN_AFTER,
+	ACT_WRITE,
+	ACT_END,
+	ACT_STOP_ACCEPTING,
+	ACT_EXIT
+};
 
 /* An order to the loop, from any thread. Holds a reference to its request. */
 struct order {
@@ -41,25 +52,43 @@ struct fs_http {
 
 enum phase { PHASE_OPEN, PHASE_STREAM, PHASE_DONE };
 
+/* A request's head as text; the strings live in it. */
+struct http_head {
+	char *text;
+	const char *method, *path, *query; /* query NULL when none */
+	size_t n_headers;
+	struct {
+		const char *name, *value;
+	} headers[HTTP_MAX_HEADERS];
+};
+
 struct fs_http_request {
 	atomic_int refs;
 	struct fs_http *h;
 	struct fs_cancel *cancel;
 	int64_t arrived;
+	struct http_head head;
+	char peer[64];
 	char *body;
 	size_t body_len;
+	const char *frame_before, *frame_after;
 	struct fs_http_request *prev, *next; /* h->lock */
 
-	atomic_size_t backlog; /* bytes handed to the loop that the socket has not taken */
+	atomic_size_t backlog; /* bytes handed to the loop that it has not handed on */
+	atomic_size_t queued;  /* bytes that the loop handed on and the socket has not taken */
 	struct order *end;     /* made beforehand, so that a request can always be ended; NULL once posted */
 
-	struct evhttp_request *req; /* [loop]; NULL once ended */
-	enum phase phase;           /* [loop] */
-	struct event *gone_event;   /* [loop]; watches the socket for the peer's end */
-	struct event *timer;        /* [loop]; begin-after, then keep-alives */
-	int gone_fd;                /* [loop]; our duplicate of the socket; -1 = none */
-	int64_t wrote_at;           /* [loop] */
+	struct evhttp_request *req;      /* [loop]; NULL once ended */
+	enum phase phase;                /* [loop] */
+	struct event *gone_event;        /* [loop]; watches the socket for the peer's end */
+	struct event *timer;             /* [loop]; begin-after, then keep-alives */
+	int gone_fd;                     /* [loop]; our duplicate of the socket; -1 = none */
+	int64_t wrote_at;                /* [loop] */
+	struct evbuffer_cb_entry *drain; /* [loop]; while streaming: keeps `queued` true */
 };
+
+/* request.c: accessors, routing, life. [loop] */
+void http_on_request(struct evhttp_request *req, void *arg);
 
 /* watch.c: notices the peer's end without evhttp's reading side. [loop] */
 int http_watch_start(struct fs_http_request *r);
@@ -68,7 +97,8 @@ void http_watch_stop(struct fs_http_request *r);
 /* reply.c: carries orders out. [loop] */
 void http_do_order(struct order *o);
 int http_timer_start(struct fs_http_request *r);
-/* Ends a request's part on the loop: timer, watch, list, the loop's reference (server.c). */
+void http_drain_stop(struct fs_http_request *r);
+/* Ends a request's part on the loop: timer, watch, list, the loop's reference (request.c). */
 void http_request_over(struct fs_http_request *r);
 
 /* server.c */

@@ -44,8 +44,36 @@ static void note_backlog(struct fs_http_request *r, size_t taken)
 		fs_cancel_fire(r->cancel, FS_CANCEL_CLIENT);
 }
 
+static bool is_head(const struct fs_http_request *r)
+{
+	return strcmp(r->head.method, "HEAD") == 0;
+}
+
+static void on_drain(struct evbuffer *b, const struct evbuffer_cb_info *info, void *arg)
+{
+	struct fs_http_request *r = arg;
+	atomic_store(&r->queued, evbuffer_get_length(b));
+}
+
+static void drain_start(struct fs_http_request *r)
+{
+	struct bufferevent *bev = output(r);
+	if (bev)
+		r->drain = evbuffer_add_cb(bufferevent_get_output(bev), on_drain, r);
+}
+
+void http_drain_stop(struct fs_http_request *r)
+{
+	struct bufferevent *bev = r->drain ? output(r) : NULL;
+	if (bev)
+		evbuffer_remove_cb_entry(bufferevent_get_output(bev), r->drain);
+	r->drain = NULL;
+}
+
 static void send_chunk(struct fs_http_request *r, const void *data, size_t n)
 {
+	if (is_head(r))
+		return;
 	struct evbuffer *b = evbuffer_new();
 	if (!b)
 		return;
@@ -68,6 +96,7 @@ static void do_begin(struct fs_http_request *r)
 	struct bufferevent *bev = output(r);
 	if (bev)
 		bufferevent_setwatermark(bev, EV_READ, 0, 64 * 1024);
+	drain_start(r);
 	r->wrote_at = fs_now();
 	set_timer(r, FS_HTTP_KEEPALIVE_MS);
 }
@@ -109,10 +138,11 @@ static void do_end(struct fs_http_request *r)
 /* The error of a request whose stream has begun by itself can only be an event. */
 static void reply_in_stream(struct fs_http_request *r, const struct order *o)
 {
-	static const char head[] = "data: ", tail[] = "\n\ndata: [DONE]\n\n";
-	send_chunk(r, head, sizeof(head) - 1);
+	const char *before = r->frame_before ? r->frame_before : "data: ";
+	const char *after = r->frame_after ? r->frame_after : "\n\ndata: [DONE]\n\n";
+	send_chunk(r, before, strlen(before));
 	send_chunk(r, o->data, o->n);
-	send_chunk(r, tail, sizeof(tail) - 1);
+	send_chunk(r, after, strlen(after));
 	do_end(r);
 }
 
@@ -123,8 +153,13 @@ static void do_reply(struct fs_http_request *r, const struct order *o)
 	if (r->phase != PHASE_OPEN)
 		return;
 	struct evbuffer *body = evbuffer_new();
-	if (body)
+	if (is_head(r)) {
+		char length[24];
+		snprintf(length, sizeof(length), "%zu", o->n);
+		add_header(r->req, "Content-Length", length);
+	} else if (body) {
 		evbuffer_add(body, o->data, o->n);
+	}
 	add_header(r->req, "Content-Type", o->content_type ? o->content_type : "application/json");
 	add_extra(r->req, o->extra_header);
 	struct evhttp_request *req = r->req;
@@ -146,6 +181,10 @@ void http_do_order(struct order *o)
 	switch (o->act) {
 	case ACT_REPLY:
 		do_reply(r, o);
+		break;
+	case ACT_HEADER:
+		if (r->phase == PHASE_OPEN)
+			add_extra(r->req, o->data);
 		break;
 	case ACT_BEGIN:
 		do_begin(r);
@@ -181,6 +220,26 @@ void fs_http_reply(struct fs_http_request *r, int status, const char *content_ty
 	o->content_type = content_type ? strdup(content_type) : NULL;
 	o->extra_header = extra_header ? strdup(extra_header) : NULL;
 	http_post(r->h, o);
+}
+
+void fs_http_add_header(struct fs_http_request *r, const char *name, const char *value)
+{
+	char line[1024];
+	int n = snprintf(line, sizeof(line), "%s: %s", name, value);
+	struct order *o = n < (int)sizeof(line) ? http_order_new(ACT_HEADER, r, line, (size_t)n + 1) : NULL;
+	if (o)
+		http_post(r->h, o);
+}
+
+void fs_http_set_stream_frame(struct fs_http_request *r, const char *before, const char *after)
+{
+	r->frame_before = before;
+	r->frame_after = after;
+}
+
+size_t fs_http_stream_backlog(const struct fs_http_request *r)
+{
+	return atomic_load(&r->backlog) + atomic_load(&r->queued);
 }
 
 int fs_http_stream_begin(struct fs_http_request *r)

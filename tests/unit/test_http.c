@@ -38,6 +38,19 @@ static void echo(void *arg, struct fs_http_request *r)
 	fs_http_unref(r);
 }
 
+/* What the server says that it was asked. */
+static void tell(void *arg, struct fs_http_request *r)
+{
+	char text[512];
+	const char *x = fs_http_header(r, "x-MARK"), *query = fs_http_query(r);
+	snprintf(text, sizeof(text), "%s %s %s %s %s %s", (const char *)arg, fs_http_method(r),
+	        fs_http_path(r), query ? query : "-", x ? x : "-", fs_http_peer(r));
+	fs_http_add_header(r, "X-One", "1");
+	fs_http_add_header(r, "X-Two", "2");
+	fs_http_reply(r, 200, "text/plain", NULL, text, strlen(text));
+	fs_http_unref(r);
+}
+
 /* The next request that `keep` got. */
 static struct fs_http_request *take(void)
 {
@@ -51,7 +64,11 @@ static struct fs_http_request *take(void)
 	}
 }
 
-static const struct fs_http_route routes[] = {{"POST", "/echo", echo, NULL}, {"POST", "/keep", keep, NULL}};
+static char this_route[] = "this", any_route[] = "any", gone_route[] = "gone";
+
+static const struct fs_http_route routes[] = {{"POST", "/echo", echo, NULL}, {"POST", "/keep", keep, NULL},
+        {"GET", "/tell/this", tell, this_route}, {"GET", "/tell/*", tell, any_route},
+        {"DELETE", "/tell/*", tell, gone_route}};
 
 static int setup(void **state)
 {
@@ -143,6 +160,37 @@ static void answers_and_routes(void **state)
 	close(fd);
 }
 
+/* Sends a request without a body, returns the answer's text up to `until`. */
+static char *ask(const char *line, const char *until)
+{
+	static char buf[4096], text[1024];
+	int fd = dial(0);
+	snprintf(text, sizeof(text), "%s HTTP/1.1\r\nHost: x\r\nX-Mark: m\r\n\r\n", line);
+	send_text(fd, text);
+	read_until(fd, buf, sizeof(buf), until);
+	close(fd);
+	return buf;
+}
+
+static void a_handler_sees_what_was_asked(void **state)
+{
+	assert_non_null(strstr(ask("GET /tell/this", "127.0.0.1"), "this GET /tell/this - m 127.0.0.1"));
+	assert_non_null(strstr(ask("GET /tell/a/b%2fc?from=1&x", "127.0.0.1"),
+	        "any GET /tell/a/b%2fc from=1&x m 127.0.0.1"));
+	char *answer = ask("DELETE /tell/a", "127.0.0.1");
+	assert_non_null(strstr(answer, "gone DELETE /tell/a - m 127.0.0.1"));
+	assert_non_null(strstr(answer, "X-One: 1\r\n"));
+	assert_non_null(strstr(answer, "X-Two: 2\r\n"));
+	assert_non_null(strstr(ask("GET /tell/", "}}"), "HTTP/1.1 404"));
+	answer = ask("POST /tell/a", "}}");
+	assert_non_null(strstr(answer, "HTTP/1.1 405"));
+	assert_non_null(strstr(answer, "Allow: GET, DELETE\r\n"));
+	answer = ask("HEAD /tell/this", "\r\n\r\n"); /* the GET's headers, and nothing behind them */
+	assert_non_null(strstr(answer, "HTTP/1.1 200"));
+	assert_non_null(strstr(answer, "Content-Length: 34\r\n"));
+	assert_string_equal(strstr(answer, "\r\n\r\n"), "\r\n\r\n");
+}
+
 static void a_client_that_leaves_fires_the_token(void **state)
 {
 	int fd = dial(0);
@@ -205,6 +253,8 @@ static void a_stream_flows_and_ends(void **state)
 	read_until(fd, buf, sizeof(buf), "data: 1");
 	assert_non_null(strstr(buf, "text/event-stream"));
 	assert_non_null(strstr(buf, "X-Accel-Buffering: no"));
+	while (fs_http_stream_backlog(r) > 0)
+		poll(NULL, 0, 1);
 	assert_int_equal(fs_http_stream_write(r, "data: 2\n\n", 9), FS_OK);
 	fs_http_stream_end(r);
 	fs_http_unref(r);
@@ -249,6 +299,7 @@ static void a_reader_that_stops_is_dropped(void **state)
 		if (sent % (1 << 20) == 0)
 			poll(NULL, 0, 1);
 	}
+	assert_true(fs_http_stream_backlog(r) > (size_t)1 << 20);
 	fs_http_stream_end(r);
 	fs_http_unref(r);
 	close(fd);
@@ -343,6 +394,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(answers_and_routes),
+	        cmocka_unit_test(a_handler_sees_what_was_asked),
 	        cmocka_unit_test(a_client_that_leaves_fires_the_token),
 	        cmocka_unit_test(a_reset_fires_the_token),
 	        cmocka_unit_test(a_pipelined_request_waits),
