@@ -122,6 +122,8 @@ static int next_token(struct run *u, int32_t row, int32_t *id)
 	if (err == FS_OK) {
 		fs_sampler_accept(&c->sampler, *id);
 		u->r->completion_tokens++;
+		if (u->ev->step != NULL)
+			u->ev->step(u->ev->arg);
 	}
 	return err;
 }
