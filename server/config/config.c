@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum type { T_STRING, T_INT, T_REAL, T_BOOL };
+enum type { T_STRING, T_INT, T_REAL, T_BOOL, T_STRINGS };
 
 struct key {
 	const char *name; /* "vision.remote": an object and its member */
@@ -123,6 +123,33 @@ static bool is_word(const char *words, const char *s)
 	return false;
 }
 
+static void finish_strings(struct fs_config_strings *l)
+{
+	for (size_t i = 0; i < l->n; i++)
+		free(l->items[i]);
+	*l = (struct fs_config_strings){0};
+}
+
+/* A string stands for a list of one. */
+static int set_strings(struct fs_config_strings *l, const char *name, const json_t *v, struct fs_errbuf *e)
+{
+	size_t n = json_is_array(v) ? json_array_size(v) : json_is_null(v) ? 0 : 1;
+	if (n > FS_CONFIG_MAX_STRINGS)
+		return fs_fail(
+		        e, FS_ELIMIT, "\"%s\" holds more than %d strings", name, FS_CONFIG_MAX_STRINGS);
+	finish_strings(l);
+	for (size_t i = 0; i < n; i++) {
+		const json_t *one = json_is_array(v) ? json_array_get(v, i) : v;
+		if (!json_is_string(one) || strlen(json_string_value(one)) != json_string_length(one))
+			return fs_fail(e, FS_EINVAL, "\"%s\" must be a string or an array of strings", name);
+		int rc = set_string(&l->items[l->n], json_string_value(one), e);
+		if (rc)
+			return rc;
+		l->n++;
+	}
+	return FS_OK;
+}
+
 static int set_key(struct fs_config *c, const struct key *k, const json_t *v, struct fs_errbuf *e)
 {
 	void *dst = field(c, k->offset);
@@ -154,6 +181,8 @@ static int set_key(struct fs_config *c, const struct key *k, const json_t *v, st
 			        k->max);
 		*(double *)dst = json_number_value(v);
 		return FS_OK;
+	case T_STRINGS:
+		return set_strings(dst, k->name, v, e);
 	}
 	return FS_EINVAL;
 }
@@ -310,9 +339,12 @@ void fs_config_init(struct fs_config *c)
 
 void fs_config_finish(struct fs_config *c)
 {
-	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++) {
 		if (keys[i].type == T_STRING)
 			set_string(field(c, keys[i].offset), NULL, NULL);
+		else if (keys[i].type == T_STRINGS)
+			finish_strings(field(c, keys[i].offset));
+	}
 	finish_hosts(c);
 }
 
@@ -352,12 +384,17 @@ int fs_config_load(struct fs_config *c, const char *path, struct fs_errbuf *e)
 	return rc;
 }
 
-/* Such a key takes a number or "true" on the command line as the text that it is. */
-static bool takes_text(const char *name)
+/* Keys of strings take a number or "true" on the command line as the text that it is. */
+static bool is_plain_text(const char *name, const json_t *v)
 {
-	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
-		if (strcmp(keys[i].name, name) == 0)
-			return keys[i].type == T_STRING;
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++) {
+		if (strcmp(keys[i].name, name) != 0)
+			continue;
+		if (keys[i].type == T_STRINGS && json_is_array(v))
+			return false;
+		return (keys[i].type == T_STRING || keys[i].type == T_STRINGS) && !json_is_string(v) &&
+		       !json_is_null(v);
+	}
 	return false;
 }
 
@@ -369,7 +406,7 @@ int fs_config_set(struct fs_config *c, const char *assignment, struct fs_errbuf 
 	char name[101];
 	snprintf(name, sizeof(name), "%.*s", (int)(eq - assignment), assignment);
 	json_t *v = json_loads(eq + 1, JSON_DECODE_ANY, NULL);
-	if (!v || (takes_text(name) && !json_is_string(v) && !json_is_null(v))) {
+	if (!v || is_plain_text(name, v)) {
 		json_decref(v);
 		v = json_string(eq + 1);
 	}
@@ -406,7 +443,8 @@ int fs_config_check(const struct fs_config *c, struct fs_errbuf *e)
 
 void fs_config_print_table(FILE *f)
 {
-	static const char *const types[] = {"string", "integer", "number", "boolean"};
+	static const char *const types[] = {
+	        "string", "integer", "number", "boolean", "string or array of strings"};
 	fputs("| key | type | default | meaning |\n| --- | --- | --- | --- |\n", f);
 	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++) {
 		const struct key *k = &keys[i];

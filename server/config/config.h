@@ -14,6 +14,12 @@
 
 #define FS_CONFIG_MAX_HOSTS 16
 
+#define FS_CONFIG_MAX_STRINGS 64
+struct fs_config_strings { /* owned by the config */
+	char *items[FS_CONFIG_MAX_STRINGS];
+	size_t n;
+};
+
 struct fs_config_host { /* strings owned by the config; NULL = default */
 	char *host;
 	int64_t port;
