@@ -470,3 +470,8 @@ const char *fs_chat_name(const struct fs_chat *c)
 {
 	return family_names[c->family];
 }
+
+bool fs_chat_takes_tools(const struct fs_chat *c)
+{
+	return c->family == FS_FAMILY_CHATML;
+}

@@ -27,14 +27,25 @@ int fs_chat_create_text(const char *tmpl, size_t len, const struct fs_tok *t, co
 void fs_chat_destroy(struct fs_chat *c); /* NULL is fine */
 const char *fs_chat_name(const struct fs_chat *c);
 
+/* Text, or a picture. */
+static inline bool fs_part_is_picture(const struct fs_part *p)
+{
+	return p->rows != NULL || p->n_rows > 0;
+}
+
+/* Whether tools, calls and their results have a form in this family. */
+bool fs_chat_takes_tools(const struct fs_chat *c);
+
 /*
  * What the engine calls: the prompt's ids, ending with the opening of the assistant's turn; BOS in front
  * exactly once when the template or the tokenizer wants it. Each picture is one id -1, in the order in which
- * the parts with rows stand in msgs. On failure ids keeps its former length. FS_EINVAL: no message, a role or
- * a picture that this template or vocabulary can not take. FS_ELIMIT: more tokens than ids takes. FS_ENOMEM.
+ * the pictures stand in msgs. x may be NULL. opening, when not NULL: what fs_prompt_opening says is appended.
+ * On failure ids keeps its former length. FS_EINVAL: no message, a role, a picture or a choice of tools that
+ * can not be had. FS_ENOTSUP: tools or calls, and a family that has no form for them. FS_ELIMIT: more tokens
+ * than ids takes. FS_ENOMEM.
  */
-int fs_chat_encode(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_ids *ids,
-        struct fs_errbuf *e);
+int fs_chat_encode(const struct fs_chat *c, const struct fs_message *msgs, size_t n,
+        const struct fs_chat_extras *x, struct fs_ids *ids, struct fs_buf *opening, struct fs_errbuf *e);
 
 /* ---- the step before: the rendered text, in pieces ---- */
 
@@ -52,11 +63,12 @@ struct fs_chat_text {
 	struct fs_buf text; /* the whole rendering, pictures left out */
 	struct fs_chat_seg *segs;
 	size_t n_segs, cap_segs;
+	size_t opening; /* where in text the beginning of a required call lies; text.len when there is none */
 };
 void fs_chat_text_init(struct fs_chat_text *r);
 void fs_chat_text_finish(struct fs_chat_text *r);
 /* r must be initialised and empty. */
-int fs_chat_render(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_chat_text *r,
-        struct fs_errbuf *e);
+int fs_chat_render(const struct fs_chat *c, const struct fs_message *msgs, size_t n,
+        const struct fs_chat_extras *x, struct fs_chat_text *r, struct fs_errbuf *e);
 
 #endif

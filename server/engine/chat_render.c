@@ -1,11 +1,12 @@
-/* chat_render: writes messages out by a family's facts, as pieces of trusted and untrusted text, and
- * tokenises them; see chat.h. */
+/* chat_render: writes messages out by a family's facts, as pieces of trusted and untrusted text; see chat.h.
+ */
 #include "server/engine/chat.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/engine/chat_family.h"
+#include "server/engine/chat_tools.h"
 #include "server/engine/unicode.h"
 #include "server/engine/utf8.h"
 
@@ -105,7 +106,7 @@ static struct range whole(const struct fs_message *m)
 /* Narrows to what a strip of the joined texts leaves; a picture is no white space. */
 static void trim(const struct fs_message *m, struct range *g)
 {
-	while (g->p0 < m->n_parts && m->parts[g->p0].rows == NULL) {
+	while (g->p0 < m->n_parts && !fs_part_is_picture(&m->parts[g->p0])) {
 		const struct fs_part *p = &m->parts[g->p0];
 
 		g->o0 += skip_front(p->text + g->o0, p->text_len - g->o0);
@@ -114,7 +115,7 @@ static void trim(const struct fs_message *m, struct range *g)
 		g->p0++;
 		g->o0 = 0;
 	}
-	while (g->p1 < m->n_parts && m->parts[g->p1].rows == NULL) {
+	while (g->p1 < m->n_parts && !fs_part_is_picture(&m->parts[g->p1])) {
 		size_t from = g->p1 == g->p0 ? g->o0 : 0;
 
 		g->o1 = from + skip_back(m->parts[g->p1].text + from, g->o1 - from);
@@ -135,7 +136,7 @@ static void drop_thoughts(const struct fs_message *m, struct range *g)
 		const struct fs_part *p = &m->parts[i];
 		const char *s = p->text, *end, *hit;
 
-		if (p->rows != NULL)
+		if (fs_part_is_picture(p))
 			continue;
 		end = s + p->text_len;
 		while ((hit = memmem(s, (size_t)(end - s), mark, sizeof(mark) - 1)) != NULL) {
@@ -163,7 +164,7 @@ static int content(const struct fs_chat *c, struct fs_chat_text *r, const struct
 		const struct fs_part *p = &m->parts[i];
 		size_t from = i == g.p0 ? g.o0 : 0, to = i == g.p1 ? g.o1 : p->text_len;
 
-		if (p->rows == NULL)
+		if (!fs_part_is_picture(p))
 			rc = to > from ? add(r, FS_CHAT_TEXT, p->text + from, to - from, 0) : FS_OK;
 		else if ((rc = literal(r, "<|vision_start|>")) == FS_OK &&
 		         (rc = add(r, FS_CHAT_PICTURE, "", 0, (*picture)++)) == FS_OK)
@@ -188,12 +189,37 @@ static bool folds_system(const struct fs_chat *c)
 	return c->system_place == FS_SYSTEM_FIRST_USER || c->system_place == FS_SYSTEM_LAST_USER;
 }
 
+/* Tools and calls: the family must have a form for them, and only an assistant calls. */
+static int check_tools(const struct fs_chat *c, const struct fs_message *msgs, size_t n,
+        const struct fs_chat_extras *x, struct fs_errbuf *e)
+{
+	size_t i;
+
+	if (fs_chat_has_tools(x) && !fs_chat_takes_tools(c))
+		return fs_fail(e, FS_ENOTSUP,
+		        "tools: the model's chat template (\"%s\") has no form for them", fs_chat_name(c));
+	for (i = 0; i < n; i++) {
+		if (msgs[i].n_calls == 0)
+			continue;
+		if (msgs[i].role != FS_ROLE_ASSISTANT)
+			return fs_fail(e, FS_EINVAL,
+			        "messages[%zu].tool_calls: only assistant messages have them", i);
+		if (!fs_chat_takes_tools(c))
+			return fs_fail(e, FS_ENOTSUP,
+			        "messages[%zu].tool_calls: the model's chat template (\"%s\") has no form "
+			        "for "
+			        "them",
+			        i, fs_chat_name(c));
+	}
+	return fs_chat_tools_check(x, e);
+}
+
 static int check_parts(const struct fs_chat *c, const struct fs_message *m, size_t i, struct fs_errbuf *e)
 {
 	size_t k;
 
 	for (k = 0; k < m->n_parts; k++) {
-		if (m->parts[k].rows == NULL)
+		if (!fs_part_is_picture(&m->parts[k]))
 			continue;
 		if (!c->pictures)
 			return fs_fail(e, FS_EINVAL,
@@ -249,37 +275,85 @@ struct walk {
 	const struct fs_chat *c;
 	const struct fs_message *msgs;
 	size_t n;
+	const struct fs_chat_extras *x; /* NULL = none */
 	struct fs_chat_text *r;
+	struct fs_errbuf *e;
+	struct fs_buf json; /* of one tool or call */
+	bool own_results;   /* results of tools in the common form, since the template has none */
 	size_t folded_into; /* index of the user message that carries the system text, n = none */
 	size_t last_user;   /* n = none */
 	size_t picture;
 };
 
+/* What the walk's json holds, as text of the client's. */
+static int put_json(struct walk *w)
+{
+	int rc = add(w->r, FS_CHAT_TEXT, (const char *)w->json.data, w->json.len, 0);
+
+	fs_buf_clear(&w->json);
+	return rc;
+}
+
+static int put_calls(struct walk *w, size_t i, bool line_begun)
+{
+	const struct fs_message *m = &w->msgs[i];
+	size_t k;
+	int rc = FS_OK;
+
+	for (k = 0; k < m->n_calls && rc == FS_OK; k++) {
+		if ((rc = literal(w->r, k > 0 || !line_begun ? "\n" FS_CALL_OPEN "\n" : FS_CALL_OPEN "\n")) ==
+		                FS_OK &&
+		        (rc = fs_chat_call_json(m, i, k, &w->json, w->e)) == FS_OK &&
+		        (rc = put_json(w)) == FS_OK)
+			rc = literal(w->r, "\n" FS_CALL_CLOSE);
+	}
+	return rc;
+}
+
+/* Results that stand beside each other share a turn. */
+static int results_edge(struct walk *w, size_t i, bool front)
+{
+	const char *form = front ? w->c->tool_open : w->c->tool_close;
+	size_t beside = front ? i - 1 : i + 1;
+
+	if (w->msgs[i].role != FS_ROLE_TOOL || (beside < w->n && w->msgs[beside].role == FS_ROLE_TOOL))
+		return FS_OK;
+	if (w->own_results)
+		form = front ? FS_RESULTS_OPEN : FS_RESULTS_CLOSE;
+	return literal(w->r, form);
+}
+
+static int turn_edge(struct walk *w, size_t i, bool front)
+{
+	const struct fs_chat_turn *t = &w->c->turn[w->msgs[i].role];
+
+	if (w->msgs[i].role == FS_ROLE_TOOL && w->own_results)
+		return literal(w->r, front ? FS_RESULT_OPEN : FS_RESULT_CLOSE);
+	return literal(w->r, front ? t->pre : t->post);
+}
+
 static int one_message(struct walk *w, size_t i)
 {
 	const struct fs_chat *c = w->c;
 	const struct fs_message *m = &w->msgs[i];
-	const struct fs_chat_turn *t = &c->turn[m->role];
-	bool tool = m->role == FS_ROLE_TOOL;
+	bool old = w->last_user < w->n && i < w->last_user;
+	size_t segs;
 	int rc;
 
-	if (m->role == FS_ROLE_SYSTEM && folds_system(c))
+	if (m->role == FS_ROLE_SYSTEM && (folds_system(c) || (i == 0 && fs_chat_has_tools(w->x))))
 		return FS_OK;
-	if (tool && (i == 0 || w->msgs[i - 1].role != FS_ROLE_TOOL) &&
-	        (rc = literal(w->r, c->tool_open)) != FS_OK)
-		return rc;
-	if ((rc = literal(w->r, t->pre)) != FS_OK)
+	if ((rc = results_edge(w, i, true)) != FS_OK || (rc = turn_edge(w, i, true)) != FS_OK)
 		return rc;
 	if (i == w->folded_into && ((rc = literal(w->r, c->system_pre)) != FS_OK ||
 	                                   (rc = content(c, w->r, &w->msgs[0], true, &w->picture)) != FS_OK ||
 	                                   (rc = literal(w->r, c->system_post)) != FS_OK))
 		return rc;
-	if ((rc = content(c, w->r, m, w->last_user < w->n && i < w->last_user, &w->picture)) != FS_OK ||
-	        (rc = literal(w->r, t->post)) != FS_OK)
+	segs = w->r->n_segs;
+	if ((rc = content(c, w->r, m, old, &w->picture)) != FS_OK ||
+	        (rc = put_calls(w, i, w->r->n_segs == segs)) != FS_OK ||
+	        (rc = turn_edge(w, i, false)) != FS_OK)
 		return rc;
-	if (tool && (i + 1 == w->n || w->msgs[i + 1].role != FS_ROLE_TOOL))
-		return literal(w->r, c->tool_close);
-	return FS_OK;
+	return results_edge(w, i, false);
 }
 
 static void find_users(struct walk *w)
@@ -297,6 +371,31 @@ static void find_users(struct walk *w)
 	w->folded_into = !folds ? w->n : w->c->system_place == FS_SYSTEM_FIRST_USER ? first : w->last_user;
 }
 
+/* The system's turn when there are tools: its text, or the template's, then theirs. */
+static int tools_turn(struct walk *w)
+{
+	const struct fs_chat *c = w->c;
+	size_t i;
+	int rc = literal(w->r, c->turn[FS_ROLE_SYSTEM].pre);
+
+	if (rc == FS_OK && w->msgs[0].role == FS_ROLE_SYSTEM) {
+		if ((rc = content(c, w->r, &w->msgs[0], true, &w->picture)) == FS_OK)
+			rc = literal(w->r, "\n\n");
+	} else if (rc == FS_OK && c->default_system != NULL) {
+		if ((rc = literal(w->r, c->default_system)) == FS_OK)
+			rc = literal(w->r, "\n\n");
+	}
+	if (rc == FS_OK)
+		rc = literal(w->r, FS_TOOLS_HEAD);
+	for (i = 0; i < w->x->n_tools && rc == FS_OK; i++)
+		if ((rc = literal(w->r, "\n")) == FS_OK &&
+		        (rc = fs_chat_tool_json(w->x, i, &w->json, w->e)) == FS_OK)
+			rc = put_json(w);
+	if (rc == FS_OK && (rc = literal(w->r, FS_TOOLS_TAIL)) == FS_OK)
+		rc = literal(w->r, c->turn[FS_ROLE_SYSTEM].post);
+	return rc;
+}
+
 static int front(struct walk *w)
 {
 	const struct fs_chat *c = w->c;
@@ -306,6 +405,8 @@ static int front(struct walk *w)
 
 	if (c->bos && (rc = literal(w->r, fs_tok_text(c->tok, fs_tok_info(c->tok)->bos, &len))) != FS_OK)
 		return rc;
+	if (fs_chat_has_tools(w->x))
+		return tools_turn(w);
 	if (c->default_system == NULL || w->msgs[0].role == FS_ROLE_SYSTEM)
 		return FS_OK;
 	if ((rc = literal(w->r, sys->pre)) != FS_OK || (rc = literal(w->r, c->default_system)) != FS_OK)
@@ -313,95 +414,48 @@ static int front(struct walk *w)
 	return literal(w->r, sys->post);
 }
 
-int fs_chat_render(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_chat_text *r,
-        struct fs_errbuf *e)
+/* The assistant's turn, and in it the beginning of a call that is required. */
+static int opening(struct walk *w)
 {
-	struct walk w = {.c = c, .msgs = msgs, .n = n, .r = r};
+	int rc = literal(w->r, w->c->opening);
+
+	w->r->opening = w->r->text.len;
+	if (rc == FS_OK)
+		rc = fs_chat_opening_json(w->x, &w->json, w->e);
+	if (rc != FS_OK || w->json.len == 0)
+		return rc;
+	return (rc = literal(w->r, FS_CALL_OPEN "\n")) == FS_OK ? put_json(w) : rc;
+}
+
+static bool any_call(const struct fs_message *msgs, size_t n)
+{
+	size_t i;
+
+	for (i = 0; i < n; i++)
+		if (msgs[i].n_calls > 0)
+			return true;
+	return false;
+}
+
+int fs_chat_render(const struct fs_chat *c, const struct fs_message *msgs, size_t n,
+        const struct fs_chat_extras *x, struct fs_chat_text *r, struct fs_errbuf *e)
+{
+	struct fs_errbuf why = {""};
+	struct walk w = {.c = c, .msgs = msgs, .n = n, .x = x, .r = r, .e = &why};
 	size_t i;
 	int rc;
 
-	if ((rc = check(c, msgs, n, e)) != FS_OK)
+	if ((rc = check(c, msgs, n, e)) != FS_OK || (rc = check_tools(c, msgs, n, x, e)) != FS_OK)
 		return rc;
+	w.own_results = c->family == FS_FAMILY_CHATML && c->tool_open == NULL &&
+	                (fs_chat_has_tools(x) || any_call(msgs, n));
+	fs_buf_init(&w.json, MAX_RENDERED);
 	find_users(&w);
 	rc = front(&w);
 	for (i = 0; rc == FS_OK && i < n; i++)
 		rc = one_message(&w, i);
 	if (rc == FS_OK)
-		rc = literal(r, c->opening);
-	return rc == FS_OK ? rc : fs_fail(e, rc, "messages: too long");
-}
-
-/* ---- tokens ---- */
-
-/* The text between two pictures. */
-static int encode_run(const struct fs_chat *c, const struct fs_chat_text *r, const struct fs_chat_seg *segs,
-        size_t n, struct fs_ids *ids, struct fs_errbuf *e)
-{
-	struct fs_tok_span *spans;
-	size_t i;
-	int rc;
-
-	if (n == 0)
-		return FS_OK;
-	spans = calloc(n, sizeof(*spans));
-	if (spans == NULL)
-		return fs_fail(e, FS_ENOMEM, "messages: out of memory");
-	for (i = 0; i < n; i++)
-		spans[i] = (struct fs_tok_span){(const char *)r->text.data + segs[i].off, segs[i].len,
-		        segs[i].kind == FS_CHAT_LITERAL};
-	rc = fs_tok_encode_spans(c->tok, spans, n, ids, e);
-	free(spans);
-	return rc;
-}
-
-/* The tokenizer's wish for a BOS, unless the template has put one. */
-static int lead_bos(const struct fs_chat *c, const struct fs_chat_text *r, struct fs_ids *ids)
-{
-	const struct fs_tok_info *in = fs_tok_info(c->tok);
-	size_t len;
-	const char *bos = fs_tok_text(c->tok, in->bos, &len);
-
-	if (!in->add_bos || bos == NULL)
-		return FS_OK;
-	if (r->n_segs > 0 && r->segs[0].kind == FS_CHAT_LITERAL && r->segs[0].len >= len &&
-	        memcmp(r->text.data, bos, len) == 0)
-		return FS_OK;
-	return fs_ids_append(ids, in->bos);
-}
-
-static int encode_text(
-        const struct fs_chat *c, const struct fs_chat_text *r, struct fs_ids *ids, struct fs_errbuf *e)
-{
-	size_t i, from = 0;
-	int rc;
-
-	if ((rc = lead_bos(c, r, ids)) != FS_OK)
-		return fs_fail(e, rc, "messages: too long");
-	for (i = 0; i < r->n_segs; i++) {
-		if (r->segs[i].kind != FS_CHAT_PICTURE)
-			continue;
-		if ((rc = encode_run(c, r, r->segs + from, i - from, ids, e)) != FS_OK)
-			return rc;
-		if ((rc = fs_ids_append(ids, -1)) != FS_OK)
-			return fs_fail(e, rc, "messages: too long");
-		from = i + 1;
-	}
-	return encode_run(c, r, r->segs + from, r->n_segs - from, ids, e);
-}
-
-int fs_chat_encode(const struct fs_chat *c, const struct fs_message *msgs, size_t n, struct fs_ids *ids,
-        struct fs_errbuf *e)
-{
-	size_t before = ids->len;
-	struct fs_chat_text r;
-	int rc;
-
-	fs_chat_text_init(&r);
-	rc = fs_chat_render(c, msgs, n, &r, e);
-	if (rc == FS_OK)
-		rc = encode_text(c, &r, ids, e);
-	if (rc != FS_OK)
-		ids->len = before;
-	fs_chat_text_finish(&r);
-	return rc;
+		rc = opening(&w);
+	fs_buf_finish(&w.json);
+	return rc == FS_OK ? rc : fs_fail(e, rc, "%s", why.text[0] != '\0' ? why.text : "messages: too long");
 }

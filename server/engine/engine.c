@@ -11,6 +11,7 @@
 
 /* A chat's text is taken apart up to this many contexts, so that a refusal can still say how long it is. */
 #define CHAT_MAX_CONTEXTS 4
+#define MAX_OPENING 65536
 
 enum job_state { JOB_QUEUED, JOB_RUNNING, JOB_DONE };
 
@@ -121,6 +122,7 @@ static void set_info(struct fs_engine *en, const char *path)
 	        .n_vocab = hp->n_vocab,
 	        .n_layer = hp->n_layer,
 	        .takes_rows = hp->mrope,
+	        .takes_tools = en->core.chat != NULL && fs_chat_takes_tools(en->core.chat),
 	        .template_name = en->core.chat != NULL ? fs_chat_name(en->core.chat) : NULL,
 	        .device = en->device,
 	        .weight_bytes = fs_gguf_tensor_bytes(en->core.model.gguf),
@@ -208,6 +210,18 @@ int fs_prompt_from_ids(struct fs_engine *en, const int32_t *ids, size_t n, struc
 	return fs_prompt_build(&en->core.model.hp, ids, n, rows, n_rows, out, e);
 }
 
+/* Taking text apart costs some 50 bytes of memory a byte, and time that no token cuts short. */
+static void init_ids(const struct fs_engine *en, struct fs_ids *ids)
+{
+	fs_ids_init(ids, FS_MIN((size_t)en->info.n_ctx * CHAT_MAX_CONTEXTS, (size_t)FS_PROMPT_MAX_CELLS));
+}
+
+static int too_long(const struct fs_engine *en, const struct fs_ids *ids, struct fs_errbuf *e)
+{
+	return fs_fail(e, FS_ELIMIT, "the prompt is more than %zu tokens long; the context holds %d",
+	        ids->max, en->info.n_ctx);
+}
+
 int fs_prompt_from_text(
         struct fs_engine *en, const char *text, size_t len, struct fs_prompt **out, struct fs_errbuf *e)
 {
@@ -217,72 +231,104 @@ int fs_prompt_from_text(
 
 	if (tok == NULL)
 		return fs_fail(e, FS_ENOTSUP, "this engine takes token ids only");
-	fs_ids_init(&ids, FS_PROMPT_MAX_CELLS);
+	init_ids(en, &ids);
 	if (fs_tok_info(tok)->add_bos && fs_tok_info(tok)->bos >= 0)
 		err = fs_ids_append(&ids, fs_tok_info(tok)->bos);
 	if (err == FS_OK)
 		err = fs_tok_encode(tok, text, len, false, &ids, e);
+	if (err == FS_ELIMIT)
+		err = too_long(en, &ids, e);
 	if (err == FS_OK)
 		err = fs_prompt_from_ids(en, ids.data, ids.len, NULL, 0, out, e);
 	fs_ids_finish(&ids);
 	return err;
 }
 
-/* The rows of all pictures, in order; *n of them, NULL when there are none. */
-static int collect_rows(const struct fs_message *msgs, size_t n_msgs, struct fs_rows ***out, size_t *n)
+/* The pictures of all messages, in order. */
+struct pictures {
+	struct fs_rows **rows; /* [n] */
+	int32_t *n_rows;       /* [n] */
+	size_t n;
+	bool count_only; /* one at least has no rows */
+};
+
+static int collect_pictures(const struct fs_message *msgs, size_t n_msgs, struct pictures *p)
 {
-	struct fs_rows **rows = NULL;
 	size_t at = 0;
 
-	*n = 0;
 	for (size_t i = 0; i < n_msgs; i++)
 		for (size_t j = 0; j < msgs[i].n_parts; j++)
-			*n += msgs[i].parts[j].rows != NULL;
-	if (*n > 0) {
-		rows = calloc(*n, sizeof(struct fs_rows *));
-		if (rows == NULL)
-			return FS_ENOMEM;
-	}
+			p->n += fs_part_is_picture(&msgs[i].parts[j]);
+	if (p->n == 0)
+		return FS_OK;
+	p->rows = calloc(p->n, sizeof(struct fs_rows *));
+	p->n_rows = calloc(p->n, sizeof(*p->n_rows));
+	if (p->rows == NULL || p->n_rows == NULL)
+		return FS_ENOMEM;
 	for (size_t i = 0; i < n_msgs; i++)
-		for (size_t j = 0; j < msgs[i].n_parts; j++)
-			if (msgs[i].parts[j].rows != NULL)
-				rows[at++] = msgs[i].parts[j].rows;
-	*out = rows;
+		for (size_t j = 0; j < msgs[i].n_parts; j++) {
+			const struct fs_part *part = &msgs[i].parts[j];
+			if (!fs_part_is_picture(part))
+				continue;
+			p->rows[at] = part->rows;
+			p->n_rows[at++] = part->rows != NULL ? part->rows->shape.n_tokens : part->n_rows;
+			p->count_only |= part->rows == NULL;
+		}
 	return FS_OK;
+}
+
+static int chat_prompt(struct fs_engine *en, const struct fs_message *msgs, size_t n,
+        const struct fs_chat_extras *x, const struct pictures *pics, struct fs_prompt **out,
+        struct fs_errbuf *e)
+{
+	struct fs_prompt *p = NULL;
+	struct fs_buf opening;
+	struct fs_ids ids;
+	int err;
+
+	init_ids(en, &ids);
+	fs_buf_init(&opening, MAX_OPENING);
+	err = fs_chat_encode(en->core.chat, msgs, n, x, &ids, &opening, e);
+	if (err == FS_ELIMIT)
+		err = too_long(en, &ids, e);
+	if (err == FS_OK && pics->count_only)
+		err = fs_prompt_count(&en->core.model.hp, ids.data, ids.len, pics->n_rows, pics->n, &p, e);
+	else if (err == FS_OK)
+		err = fs_prompt_from_ids(en, ids.data, ids.len, pics->rows, pics->n, &p, e);
+	if (err == FS_OK) {
+		p->answer = opening.len == 0;
+		p->opening = fs_buf_take(&opening, NULL);
+		*out = p;
+	}
+	fs_buf_finish(&opening);
+	fs_ids_finish(&ids);
+	return err;
+}
+
+int fs_prompt_from_chat_ex(struct fs_engine *en, const struct fs_message *msgs, size_t n,
+        const struct fs_chat_extras *x, struct fs_prompt **out, struct fs_errbuf *e)
+{
+	struct pictures pics = {0};
+	int err;
+
+	if (en->core.chat == NULL)
+		return fs_fail(e, FS_ENOTSUP, "this engine takes token ids only");
+	err = collect_pictures(msgs, n, &pics);
+	if (err != FS_OK)
+		fs_fail(e, err, "no memory for %zu pictures", pics.n);
+	else if (pics.n > 0 && !en->info.takes_rows)
+		err = fs_fail(e, FS_EINVAL, "this model (%s) can not take pictures", en->info.arch);
+	if (err == FS_OK)
+		err = chat_prompt(en, msgs, n, x, &pics, out, e);
+	free(pics.rows);
+	free(pics.n_rows);
+	return err;
 }
 
 int fs_prompt_from_chat(struct fs_engine *en, const struct fs_message *msgs, size_t n, struct fs_prompt **out,
         struct fs_errbuf *e)
 {
-	struct fs_rows **rows = NULL;
-	struct fs_prompt *p;
-	struct fs_ids ids;
-	size_t n_rows = 0;
-	int err;
-
-	if (en->core.chat == NULL)
-		return fs_fail(e, FS_ENOTSUP, "this engine takes token ids only");
-	err = collect_rows(msgs, n, &rows, &n_rows);
-	if (err != FS_OK)
-		return fs_fail(e, err, "no memory for %zu pictures", n_rows);
-	/* Taking text apart costs some 50 bytes of memory a byte, and time that no token cuts short. */
-	fs_ids_init(&ids, FS_MIN((size_t)en->info.n_ctx * CHAT_MAX_CONTEXTS, (size_t)FS_PROMPT_MAX_CELLS));
-	if (n_rows > 0 && !en->info.takes_rows)
-		err = fs_fail(e, FS_EINVAL, "this model (%s) can not take pictures", en->info.arch);
-	if (err == FS_OK)
-		err = fs_chat_encode(en->core.chat, msgs, n, &ids, e);
-	if (err == FS_ELIMIT)
-		fs_fail(e, err, "the prompt is more than %zu tokens long; the context holds %d", ids.max,
-		        en->info.n_ctx);
-	if (err == FS_OK)
-		err = fs_prompt_from_ids(en, ids.data, ids.len, rows, n_rows, &p, e);
-	if (err == FS_OK) {
-		p->answer = true;
-		*out = p;
-	}
-	fs_ids_finish(&ids);
-	free(rows);
-	return err;
+	return fs_prompt_from_chat_ex(en, msgs, n, NULL, out, e);
 }
 
 /* ---- calls ---- */
@@ -370,6 +416,8 @@ int fs_engine_logits(struct fs_engine *en, const struct fs_prompt *p, float *out
 {
 	struct job j = {.en = en, .p = p, .out = out, .e = e};
 
+	if (p->count_only)
+		return fs_core_check(en->info.n_ctx, p, e);
 	if (p->n > en->info.n_ctx)
 		return fs_fail(
 		        e, FS_EINVAL, "the prompt has %d tokens, the context holds %d", p->n, en->info.n_ctx);

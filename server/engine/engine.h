@@ -157,7 +157,7 @@ struct fs_gen_events {
 	        size_t n); /* whole UTF-8 characters; held back while a stop string may be starting */
 	void (*logits)(void *arg, const float *logits,
 	        int32_t n_vocab); /* before sampling each token; for tests and benches */
-	void (*step)(void *arg); /* each sampled token, before anything of it comes out */
+	void (*step)(void *arg);  /* each sampled token, before anything of it comes out */
 	/* With params.logprobs: each token of the answer, right before the first text that holds some of it.
 	   A token that ends the answer, or that lies in a stop string, has no event. */
 	void (*token)(void *arg, const struct fs_token_event *t);

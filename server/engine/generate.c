@@ -4,6 +4,7 @@
  * completed, so the next prompt may reuse them.
  */
 #include "server/engine/core.h"
+#include "server/engine/logprobs.h"
 #include "server/engine/stop.h"
 
 #include <string.h>
@@ -17,12 +18,15 @@ struct run {
 	struct fs_gen_result *r;
 	struct fs_errbuf *e;
 	struct fs_stop stop;
+	struct fs_lp lp;
 	struct fs_tok_stream stream;
 	int32_t max_tokens;
 };
 
 int fs_core_check(int32_t n_ctx, const struct fs_prompt *p, struct fs_errbuf *e)
 {
+	if (p->count_only)
+		return fs_fail(e, FS_EINVAL, "the prompt has pictures without rows: it can be counted only");
 	if (p->n < n_ctx)
 		return FS_OK;
 	return fs_fail(e, FS_EINVAL,
@@ -65,8 +69,9 @@ static int prefill(struct run *u)
 
 static void text_out(void *arg, const char *utf8, size_t n)
 {
-	const struct run *u = arg;
+	struct run *u = arg;
 
+	fs_lp_text_out(&u->lp, n);
 	if (u->ev->text != NULL)
 		u->ev->text(u->ev->arg, utf8, n);
 }
@@ -78,10 +83,13 @@ static int put_text(struct run *u, int32_t id, bool *hit)
 	int which, err;
 
 	*hit = false;
-	if (c->tok == NULL)
+	err = fs_lp_add(&u->lp, id, u->stream.drop_space);
+	if (c->tok == NULL && err == FS_OK)
 		return FS_OK;
 	fs_buf_clear(&c->piece);
-	err = fs_tok_stream_push(c->tok, &u->stream, id, &c->piece);
+	if (err == FS_OK)
+		err = fs_tok_stream_push(c->tok, &u->stream, id, &c->piece);
+	fs_lp_text_in(&u->lp, c->piece.len);
 	if (err == FS_OK && c->piece.len > 0)
 		err = fs_stop_push(&u->stop, (const char *)c->piece.data, c->piece.len, text_out, u, &which);
 	else
@@ -104,9 +112,12 @@ static void flush_text(struct run *u)
 	if (c->tok == NULL)
 		return;
 	fs_buf_clear(&c->piece);
-	if (fs_tok_stream_flush(&u->stream, &c->piece) == FS_OK && c->piece.len > 0)
+	if (fs_tok_stream_flush(&u->stream, &c->piece) == FS_OK && c->piece.len > 0) {
+		fs_lp_text_in(&u->lp, c->piece.len);
 		(void)fs_stop_push(&u->stop, (const char *)c->piece.data, c->piece.len, text_out, u, &hit);
+	}
 	fs_stop_flush(&u->stop, text_out, u);
+	fs_lp_flush(&u->lp);
 }
 
 static int next_token(struct run *u, int32_t row, int32_t *id)
@@ -118,6 +129,11 @@ static int next_token(struct run *u, int32_t row, int32_t *id)
 		return err;
 	if (u->ev->logits != NULL)
 		u->ev->logits(u->ev->arg, c->logits, c->model.hp.n_vocab);
+	if (fs_lp_on(&u->lp)) { /* penalties change them in place */
+		float *raw = c->logits + c->model.hp.n_vocab;
+		memcpy(raw, c->logits, (size_t)c->model.hp.n_vocab * sizeof(*raw));
+		fs_lp_measure(&u->lp, raw);
+	}
 	err = fs_sampler_pick(&c->sampler, c->logits, id, u->e);
 	if (err == FS_OK) {
 		fs_sampler_accept(&c->sampler, *id);
@@ -173,11 +189,16 @@ static int conclude(struct run *u, int err)
 		u->r->finish = FS_FINISH_CANCEL;
 		return FS_OK;
 	}
-	if (err != FS_OK) {
-		u->r->finish = FS_FINISH_ERROR;
-		fs_kv_truncate(&u->c->kv, 0); /* the device's memory is not to be trusted */
-	}
-	return err;
+	if (err == FS_OK)
+		return FS_OK;
+	u->r->finish = FS_FINISH_ERROR;
+	fs_kv_truncate(&u->c->kv, 0); /* the device's memory is not to be trusted */
+	if (u->e != NULL && u->e->text[0] == '\0')
+		fs_fail(u->e, err, "%s", fs_err_name(err));
+	if (u->r->completion_tokens == 0)
+		return fs_fail_prefix(u->e, err, "the engine failed on the prompt");
+	return fs_fail_prefix(
+	        u->e, err, "the engine failed after %d tokens of the answer", u->r->completion_tokens);
 }
 
 int fs_core_generate(struct fs_core *c, const struct fs_prompt *p, const struct fs_gen_params *params,
@@ -188,13 +209,17 @@ int fs_core_generate(struct fs_core *c, const struct fs_prompt *p, const struct 
 	struct run u = {.c = c, .p = p, .cancel = cancel, .ev = ev != NULL ? ev : &none, .r = r, .e = e};
 	int32_t room = c->n_ctx - p->n;
 	int64_t start = fs_now(), mid;
-	int err = fs_stop_init(&u.stop, params->stops, params->n_stops, e);
+	int err;
 
+	if (e != NULL)
+		e->text[0] = '\0';
+	err = fs_stop_init(&u.stop, params->stops, params->n_stops, e);
 	if (err != FS_OK)
 		return err;
 	if (c->tok != NULL)
 		u.stream.drop_space = p->answer && fs_tok_info(c->tok)->add_space_prefix;
 	u.max_tokens = params->max_tokens > 0 ? FS_MIN(params->max_tokens, room) : room;
+	fs_lp_init(&u.lp, c->tok, c->model.hp.n_vocab, params, u.ev);
 	begin_sampler(&u, params);
 	err = prefill(&u);
 	mid = fs_now();
@@ -204,6 +229,7 @@ int fs_core_generate(struct fs_core *c, const struct fs_prompt *p, const struct 
 		r->decode_ns = fs_now() - mid;
 	}
 	err = conclude(&u, err);
+	fs_lp_finish(&u.lp);
 	fs_stop_finish(&u.stop);
 	return err;
 }

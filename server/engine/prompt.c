@@ -9,8 +9,6 @@
 
 static int check_rows(const struct fs_hparams *hp, const struct fs_rows *r, size_t i, struct fs_errbuf *e)
 {
-	if (!hp->mrope)
-		return fs_fail(e, FS_EINVAL, "this model (%s) can not take pictures", hp->arch_name);
 	if (r->shape.n_embd != hp->n_embd)
 		return fs_fail(e, FS_EINVAL,
 		        "picture %zu has rows of %d, the model's are %d: the image encoder belongs to "
@@ -19,9 +17,9 @@ static int check_rows(const struct fs_hparams *hp, const struct fs_rows *r, size
 	return FS_OK;
 }
 
-/* Counts cells and pictures and checks every id. */
+/* Counts cells and pictures and checks every id. Pictures have rows[], or n_rows[] when that is NULL. */
 static int measure(const struct fs_hparams *hp, const int32_t *ids, size_t n, struct fs_rows *const *rows,
-        size_t n_rows, int64_t *cells, struct fs_errbuf *e)
+        const int32_t *n_rows, size_t n_pictures, int64_t *cells, struct fs_errbuf *e)
 {
 	size_t seen = 0;
 
@@ -34,16 +32,21 @@ static int measure(const struct fs_hparams *hp, const int32_t *ids, size_t n, st
 			*cells += 1;
 			continue;
 		}
-		if (ids[i] != -1 || seen == n_rows)
+		if (ids[i] != -1 || n_pictures == 0)
+			return fs_fail(e, FS_EINVAL, "token id %d is outside of the vocabulary of %d", ids[i],
+			        hp->n_vocab);
+		if (seen == n_pictures)
 			return fs_fail(
 			        e, FS_EINVAL, "the prompt has a place for a picture that is not there");
-		int err = check_rows(hp, rows[seen], seen, e);
-		if (err != FS_OK)
-			return err;
-		*cells += rows[seen++]->shape.n_tokens;
+		if (!hp->mrope)
+			return fs_fail(e, FS_EINVAL, "this model (%s) can not take pictures", hp->arch_name);
+		if (rows != NULL && check_rows(hp, rows[seen], seen, e) != FS_OK)
+			return FS_EINVAL;
+		*cells += rows != NULL ? rows[seen]->shape.n_tokens : n_rows[seen];
+		seen++;
 	}
-	if (seen != n_rows)
-		return fs_fail(e, FS_EINVAL, "%zu pictures for %zu places in the prompt", n_rows, seen);
+	if (seen != n_pictures)
+		return fs_fail(e, FS_EINVAL, "%zu pictures for %zu places in the prompt", n_pictures, seen);
 	if (*cells < 1)
 		return fs_fail(e, FS_EINVAL, "the prompt is empty");
 	if (*cells > FS_PROMPT_MAX_CELLS)
@@ -98,7 +101,7 @@ int fs_prompt_build(const struct fs_hparams *hp, const int32_t *ids, size_t n, s
 {
 	struct fs_prompt *p;
 	int64_t cells;
-	int err = measure(hp, ids, n, rows, n_rows, &cells, e);
+	int err = measure(hp, ids, n, rows, NULL, n_rows, &cells, e);
 
 	if (err != FS_OK)
 		return err;
@@ -116,16 +119,40 @@ int fs_prompt_build(const struct fs_hparams *hp, const int32_t *ids, size_t n, s
 	return FS_OK;
 }
 
+int fs_prompt_count(const struct fs_hparams *hp, const int32_t *ids, size_t n, const int32_t *n_rows,
+        size_t n_pictures, struct fs_prompt **out, struct fs_errbuf *e)
+{
+	struct fs_prompt *p;
+	int64_t cells;
+	int err = measure(hp, ids, n, NULL, n_rows, n_pictures, &cells, e);
+
+	if (err != FS_OK)
+		return err;
+	p = calloc(1, sizeof(*p));
+	if (p == NULL)
+		return fs_fail(e, FS_ENOMEM, "no memory for a prompt");
+	p->n = (int32_t)cells;
+	p->count_only = true;
+	*out = p;
+	return FS_OK;
+}
+
 void fs_prompt_destroy(struct fs_prompt *p)
 {
 	if (p == NULL)
 		return;
 	for (int32_t i = 0; i < p->n_pics; i++)
 		fs_rows_unref(p->pics[i].rows);
+	free(p->opening);
 	free(p->pics);
 	free(p->pos);
 	free(p->ids);
 	free(p);
+}
+
+const char *fs_prompt_opening(const struct fs_prompt *p)
+{
+	return p->opening != NULL ? p->opening : "";
 }
 
 int32_t fs_prompt_cells(const struct fs_prompt *p)

@@ -41,6 +41,9 @@ int fs_gen_params_check(const struct fs_gen_params *p, struct fs_errbuf *e)
 			        (double)ranges[i].v, (double)ranges[i].min, (double)ranges[i].max);
 	if (p->top_k < 0)
 		return fs_fail(e, FS_EINVAL, "top_k is %d; it must be 0 (off) or more", p->top_k);
+	if (p->logprobs && (p->n_top_logprobs < 0 || p->n_top_logprobs > FS_MAX_TOP_LOGPROBS))
+		return fs_fail(e, FS_EINVAL, "top_logprobs is %d; it must be from 0 to %d", p->n_top_logprobs,
+		        FS_MAX_TOP_LOGPROBS);
 	if (p->n_stops > FS_MAX_STOPS)
 		return fs_fail(
 		        e, FS_EINVAL, "%zu stop strings; at most %d are taken", p->n_stops, FS_MAX_STOPS);

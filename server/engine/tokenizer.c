@@ -194,6 +194,13 @@ int fs_tok_encode(const struct fs_tok *t, const char *text, size_t len, bool par
 
 /* ---- decoding ---- */
 
+/* Marks of calls: in most files plain text, in some control tokens, and part of the answer in any case. */
+static bool is_spoken(const char *s, size_t len)
+{
+	return (len == 11 && memcmp(s, "<tool_call>", len) == 0) ||
+	       (len == 12 && memcmp(s, "</tool_call>", len) == 0);
+}
+
 int fs_tok_bytes(const struct fs_tok *t, int32_t id, struct fs_buf *out)
 {
 	const char *s;
@@ -215,6 +222,7 @@ int fs_tok_bytes(const struct fs_tok *t, int32_t id, struct fs_buf *out)
 	case FS_TT_USER:
 		return fs_buf_append(out, s, len);
 	case FS_TT_CONTROL:
+		return is_spoken(s, len) ? fs_buf_append(out, s, len) : FS_OK;
 	case FS_TT_UNKNOWN:
 	case FS_TT_UNUSED:
 		return FS_OK;

@@ -83,8 +83,8 @@ int fs_tok_encode_spans(const struct fs_tok *t, const struct fs_tok_span *spans,
 
 /* ---- decoding ---- */
 
-/* Appends the bytes of one token (maybe a part of a character); nothing for control, unknown and unused
- * tokens or ids out of range. */
+/* Appends the bytes of one token (maybe a part of a character); nothing for control (but for the marks
+ * of calls, <tool_call> and </tool_call>), unknown and unused tokens or ids out of range. */
 int fs_tok_bytes(const struct fs_tok *t, int32_t id, struct fs_buf *out);
 
 /* Token ids to whole UTF-8 characters: holds back at most 3 bytes of an unfinished one. Zero-initialise. */

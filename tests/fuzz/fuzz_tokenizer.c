@@ -78,7 +78,7 @@ static void check_template(const struct fs_tok *t, const char *text, size_t n)
 	for (size_t i = 0; i < FS_ARRAY_LEN(roles); i++)
 		msgs[i] = (struct fs_message){.role = roles[i], .parts = &part, .n_parts = 1};
 	fs_ids_init(&ids, 1 << 20);
-	fs_chat_encode(c, msgs, FS_ARRAY_LEN(msgs), &ids, NULL);
+	fs_chat_encode(c, msgs, FS_ARRAY_LEN(msgs), NULL, &ids, NULL, NULL);
 	fs_ids_finish(&ids);
 	fs_chat_destroy(c);
 }

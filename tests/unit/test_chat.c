@@ -87,7 +87,7 @@ static void expect(const char *tmpl, const char *name, const struct talk *t, con
 		fail_msg("%s", e.text);
 	fs_chat_text_init(&r);
 	fs_buf_init(&got, 10000);
-	if (fs_chat_render(c, t->m, t->n, &r, &e) != FS_OK)
+	if (fs_chat_render(c, t->m, t->n, NULL, &r, &e) != FS_OK)
 		fail_msg("%s", e.text);
 	for (i = 0; i < r.n_segs; i++) {
 		const struct fs_chat_seg *s = &r.segs[i];
@@ -114,7 +114,7 @@ static void refuse(const char *tmpl, const char *name, const struct talk *t, con
 	assert_int_equal(fs_chat_create_text(tmpl, tmpl ? strlen(tmpl) : 0, tok, name, &c, &e), FS_OK);
 	fs_ids_init(&ids, 1000);
 	assert_int_equal(fs_ids_append(&ids, 7), FS_OK);
-	assert_int_equal(fs_chat_encode(c, t->m, t->n, &ids, &e), FS_EINVAL);
+	assert_int_equal(fs_chat_encode(c, t->m, t->n, NULL, &ids, NULL, &e), FS_EINVAL);
 	assert_int_equal(ids.len, 1);
 	if (strstr(e.text, says) == NULL)
 		fail_msg("\"%s\" does not say \"%s\"", e.text, says);
@@ -339,7 +339,7 @@ static void no_pictures(void **state)
 
 	fs_ids_init(&ids, 100);
 	assert_int_equal(fs_chat_create_text(NULL, 0, tok, NULL, &c, &e), FS_OK);
-	assert_int_equal(fs_chat_encode(c, t->m, t->n, &ids, &e), FS_EINVAL);
+	assert_int_equal(fs_chat_encode(c, t->m, t->n, NULL, &ids, NULL, &e), FS_EINVAL);
 	assert_non_null(strstr(e.text, "messages[2]: this model can not take pictures"));
 	fs_ids_finish(&ids);
 	fs_chat_destroy(c);
@@ -359,7 +359,7 @@ static void expect_tokens(
 
 	assert_int_equal(fs_chat_create_text(tmpl, strlen(tmpl), tok, NULL, &c, &e), FS_OK);
 	fs_ids_init(&ids, 1000);
-	if (fs_chat_encode(c, t->m, t->n, &ids, &e) != FS_OK)
+	if (fs_chat_encode(c, t->m, t->n, NULL, &ids, NULL, &e) != FS_OK)
 		fail_msg("%s", e.text);
 	for (i = 0; i < ids.len && i < n; i++)
 		if (ids.data[i] != want[i])
@@ -431,10 +431,10 @@ static void too_long(void **state)
 
 	assert_int_equal(fs_chat_create_text(CHATML, strlen(CHATML), tok, NULL, &c, &e), FS_OK);
 	fs_ids_init(&ids, 19);
-	assert_int_equal(fs_chat_encode(c, t->m, t->n, &ids, &e), FS_ELIMIT);
+	assert_int_equal(fs_chat_encode(c, t->m, t->n, NULL, &ids, NULL, &e), FS_ELIMIT);
 	assert_int_equal(ids.len, 0);
 	ids.max = 20;
-	assert_int_equal(fs_chat_encode(c, t->m, t->n, &ids, &e), FS_OK);
+	assert_int_equal(fs_chat_encode(c, t->m, t->n, NULL, &ids, NULL, &e), FS_OK);
 	fs_ids_finish(&ids);
 	fs_chat_destroy(c);
 	fs_tok_destroy(tok);

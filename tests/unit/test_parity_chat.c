@@ -146,7 +146,7 @@ static bool check_row(const json_t *row)
 	read_messages(&conv, json_object_get(row, "messages"));
 	fs_chat_text_init(&r);
 	fs_buf_init(&got, 1 << 20);
-	if (fs_chat_render(c, conv.msgs, conv.n, &r, &e) != FS_OK)
+	if (fs_chat_render(c, conv.msgs, conv.n, NULL, &r, &e) != FS_OK)
 		fail_msg("%s: %s", str(row, "name"), e.text);
 	flatten(&r, &got);
 	check_marks(&r);
