@@ -143,6 +143,7 @@ enum fs_cancel_cause {
 	FS_CANCEL_DEADLINE, /* the deadline given at creation passed */
 	FS_CANCEL_SHUTDOWN,
 	FS_CANCEL_SIBLING, /* another part of the same request failed */
+	FS_CANCEL_UNREAD,  /* the client does not read its answer */
 };
 struct fs_cancel; /* counted; every holder has a reference */
 /* A hook that fires once, from the firing thread, with no lock of the token held by callers of fs_cancelled.
@@ -166,6 +167,9 @@ bool fs_cancelled(struct fs_cancel *c);
 enum fs_cancel_cause fs_cancel_cause(const struct fs_cancel *c);
 const char *fs_cancel_cause_name(enum fs_cancel_cause cause);
 int64_t fs_cancel_deadline(const struct fs_cancel *c); /* FS_NEVER for NULL */
+/* Brings the deadline forward; a later one changes nothing. Who waits already keeps the one that it saw, so
+ * it is called before anybody waits. */
+void fs_cancel_shorten(struct fs_cancel *c, int64_t deadline);
 /* Adds a hook; false (and the hook not added, not called) when the token has already fired. */
 bool fs_cancel_listen(struct fs_cancel *c, struct fs_cancel_hook *h);
 /* Afterwards fn is neither running nor will run. Harmless when it was never added or has fired. */

@@ -10,8 +10,8 @@
 
 struct fs_cancel {
 	atomic_int refs;
-	atomic_int cause; /* enum fs_cancel_cause */
-	int64_t deadline; /* ns or FS_NEVER */
+	atomic_int cause;         /* enum fs_cancel_cause */
+	_Atomic int64_t deadline; /* ns or FS_NEVER */
 	pthread_mutex_t lock;
 	struct fs_cancel_hook hooks; /* ring; the head is no hook */
 };
@@ -23,7 +23,7 @@ struct fs_cancel *fs_cancel_create(int64_t deadline)
 		return NULL;
 	atomic_init(&c->refs, 1);
 	atomic_init(&c->cause, FS_CANCEL_NONE);
-	c->deadline = deadline;
+	atomic_init(&c->deadline, deadline);
 	pthread_mutex_init(&c->lock, NULL);
 	c->hooks.prev = c->hooks.next = &c->hooks;
 	return c;
@@ -74,7 +74,8 @@ bool fs_cancelled(struct fs_cancel *c)
 		return false;
 	if (atomic_load_explicit(&c->cause, memory_order_acquire) != FS_CANCEL_NONE)
 		return true;
-	if (c->deadline == FS_NEVER || fs_now() < c->deadline)
+	int64_t deadline = atomic_load(&c->deadline);
+	if (deadline == FS_NEVER || fs_now() < deadline)
 		return false;
 	fs_cancel_fire(c, FS_CANCEL_DEADLINE);
 	return true;
@@ -87,14 +88,21 @@ enum fs_cancel_cause fs_cancel_cause(const struct fs_cancel *c)
 
 const char *fs_cancel_cause_name(enum fs_cancel_cause cause)
 {
-	static const char *const names[] = {
-	        "none", "client gone", "deleted", "deadline", "shutdown", "another part failed"};
+	static const char *const names[] = {"none", "client gone", "deleted", "deadline", "shutdown",
+	        "another part failed", "answer not read"};
 	return (size_t)cause < FS_ARRAY_LEN(names) ? names[cause] : "unknown";
+}
+
+void fs_cancel_shorten(struct fs_cancel *c, int64_t deadline)
+{
+	int64_t old = atomic_load(&c->deadline);
+	while (deadline < old && !atomic_compare_exchange_weak(&c->deadline, &old, deadline))
+		;
 }
 
 int64_t fs_cancel_deadline(const struct fs_cancel *c)
 {
-	return c ? c->deadline : FS_NEVER;
+	return c ? atomic_load(&c->deadline) : FS_NEVER;
 }
 
 bool fs_cancel_listen(struct fs_cancel *c, struct fs_cancel_hook *h)

@@ -1,7 +1,7 @@
 /*
- * api: the JSON of OpenAI's API on top of service: parsing and checking requests, shaping answers, events and
- * errors. Handlers run on the HTTP loop and hand over to a worker at once. Reference: OpenAI's API, "Create
- * chat completion" and "List models".
+ * api: the JSON of the APIs on top of service: parsing and checking requests, shaping answers, events and
+ * errors. Handlers run on the HTTP loop and hand over to a worker at once. call.h holds what all APIs share;
+ * each API is a dialect of it. Reference: OpenAI's API, "Create chat completion" and "List models".
  */
 #ifndef FS_SERVER_API_H
 #define FS_SERVER_API_H
@@ -23,20 +23,14 @@ void fs_api_health(void *arg, struct fs_http_request *r);           /* GET /heal
 
 /* ---- for tests and fuzzing ---- */
 
-struct fs_openai_chat {
-	struct fs_chat chat;
-	bool stream, include_usage;
-};
-/* Checks and copies everything; out is to be finished by fs_chat_finish(&out->chat) on success only.
- * max_pictures and picture limits are checked here so that no large picture is decoded first. */
-int fs_openai_parse(const char *json, size_t n, const struct fs_api *api, struct fs_openai_chat *out,
-        struct fs_refusal *why);
-
 /*
  * RFC 2397 "data:" URL with ";base64": any media type or none, any parameters, any case; padding may be
  * missing; white space is skipped. *bytes is malloc'd. FS_EINVAL, FS_ELIMIT (more than max bytes).
  */
 int fs_data_url_decode(
         const char *url, size_t n, size_t max, uint8_t **bytes, size_t *len, struct fs_errbuf *e);
+/* The same without the URL around it. */
+int fs_base64_decode(
+        const char *data, size_t n, size_t max, uint8_t **bytes, size_t *len, struct fs_errbuf *e);
 
 #endif

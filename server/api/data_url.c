@@ -57,31 +57,30 @@ static int decode(char *text, size_t len, uint8_t *out, size_t *n)
 	return FS_OK;
 }
 
-int fs_data_url_decode(
-        const char *url, size_t n, size_t max, uint8_t **bytes, size_t *len, struct fs_errbuf *e)
+static int too_large(size_t max, struct fs_errbuf *e)
 {
-	const char *comma = n > 5 && strncasecmp(url, "data:", 5) == 0 ? memchr(url, ',', n) : NULL;
-	if (!comma || !is_base64(url + 5, (size_t)(comma - url) - 5))
-		return fs_fail(e, FS_EINVAL, "a picture's data: URL must be data:<media type>;base64,<data>");
-	const char *data = comma + 1;
-	size_t data_len = n - (size_t)(data - url);
-	if (data_len > (size_t)1 << 30)
-		return fs_fail(
-		        e, FS_ELIMIT, "the picture is larger than this server's limit of %zu bytes", max);
-	char *text = malloc(data_len + 5);
-	uint8_t *out = malloc(data_len / 4 * 3 + 6);
+	return fs_fail(e, FS_ELIMIT, "the picture is larger than this server's limit of %zu bytes", max);
+}
+
+int fs_base64_decode(
+        const char *data, size_t n, size_t max, uint8_t **bytes, size_t *len, struct fs_errbuf *e)
+{
+	if (n > (size_t)1 << 30)
+		return too_large(max, e);
+	char *text = malloc(n + 5);
+	uint8_t *out = malloc(n / 4 * 3 + 6);
 	size_t text_len, got = 0;
 	int rc = FS_OK;
 	if (!text || !out) {
 		rc = fs_fail(e, FS_ENOMEM, "out of memory");
-	} else if (collect(data, data_len, text, &text_len)) {
+	} else if (collect(data, n, text, &text_len)) {
 		rc = FS_EINVAL;
 	} else {
 		text[text_len] = '\0';
 		rc = decode(text, text_len, out, &got);
 	}
 	if (rc == FS_EINVAL)
-		rc = fs_fail(e, FS_EINVAL, "the base64 data of the picture's data: URL is damaged or empty");
+		rc = fs_fail(e, FS_EINVAL, "the picture's base64 data is damaged or empty");
 	if (!rc && got > max)
 		rc = fs_fail(e, FS_ELIMIT, "the picture is %zu bytes large; this server's limit is %zu bytes",
 		        got, max);
@@ -93,4 +92,13 @@ int fs_data_url_decode(
 	*bytes = out;
 	*len = got;
 	return FS_OK;
+}
+
+int fs_data_url_decode(
+        const char *url, size_t n, size_t max, uint8_t **bytes, size_t *len, struct fs_errbuf *e)
+{
+	const char *comma = n > 5 && strncasecmp(url, "data:", 5) == 0 ? memchr(url, ',', n) : NULL;
+	if (!comma || !is_base64(url + 5, (size_t)(comma - url) - 5))
+		return fs_fail(e, FS_EINVAL, "a picture's data: URL must be data:<media type>;base64,<data>");
+	return fs_base64_decode(comma + 1, n - (size_t)(comma + 1 - url), max, bytes, len, e);
 }

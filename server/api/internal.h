@@ -1,4 +1,4 @@
-/* The shapes of OpenAI's answers, shared by the files of api. JSON values are new references; NULL when
+/* The shapes that the files of api share. JSON values are new references; NULL when
  * memory is out. */
 #ifndef FS_SERVER_API_INTERNAL_H
 #define FS_SERVER_API_INTERNAL_H
@@ -13,15 +13,16 @@ const char *api_finish_name(enum fs_finish f); /* "stop", "length" */
 json_t *api_usage(const struct fs_chat_report *rep);
 /* Where the time went: llama.cpp's "timings" names, and one entry a picture. */
 json_t *api_timings(const struct fs_chat_report *rep);
-json_t *api_completion(const char *id, int64_t created, const char *model, const char *text, size_t n,
-        const struct fs_chat_report *rep);
-/* One streamed chunk. Takes delta over; NULL delta: no choices, only usage. */
-json_t *api_chunk(const char *id, int64_t created, const char *model, json_t *delta, const char *finish,
-        const json_t *usage);
+/* An error in the terms of every API's envelope; NULL = none. */
+struct api_error {
+	int status;
+	const char *type, *code, *param, *message;
+};
+json_t *api_error_openai(const struct api_error *err);
+/* Ends a request that is no call with OpenAI's envelope. */
+void api_reply_error(struct fs_http_request *r, const struct api_error *err);
 
-/* Ends the request with the error envelope. 503 carries Retry-After. */
-void api_error(struct fs_http_request *r, int status, const char *type, const char *code, const char *param,
-        const char *message);
-void api_refusal(struct fs_http_request *r, const struct fs_refusal *why);
+/* The body as a JSON object. FS_ECANCELLED, or the refusal is filled. */
+int api_load_json(const char *text, size_t n, struct fs_cancel *cancel, json_t **out, struct fs_refusal *why);
 
 #endif

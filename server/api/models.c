@@ -12,7 +12,7 @@ static void reply_json(struct fs_http_request *r, json_t *o)
 	if (text)
 		fs_http_reply(r, 200, NULL, NULL, text, strlen(text));
 	else
-		api_error(r, 500, "server_error", NULL, NULL, "out of memory");
+		fs_http_stream_end(r);
 	free(text);
 	fs_http_unref(r);
 }

@@ -41,10 +41,11 @@ static const struct key keys[] = {
                 "Seconds a request may take in all; then it is cancelled."},
         {"drain_s", T_INT, AT(drain_s), 0, 3600, "5", NULL,
                 "Seconds that running answers get after the first SIGINT or SIGTERM."},
-        {"workers", T_INT, AT(workers), 1, 256, "16", NULL,
-                "Requests handled at once (most of them wait: for pictures or for the engine)."},
+        {"workers", T_INT, AT(workers), 1, 4096, "128", NULL,
+                "Requests at once, most of which wait for pictures or for the engine; past it the answer is "
+                "503."},
         {"queue_depth", T_INT, AT(queue_depth), 1, 4096, "64", NULL,
-                "Requests that may wait for a worker, and for the engine; past it the answer is 503."},
+                "Requests that may wait for the engine; past it the answer is 503."},
         {"max_body_mb", T_INT, AT(max_body_mb), 1, 1024, "64", NULL, "Largest request body in MiB."},
         {"max_pictures", T_INT, AT(max_pictures), 0, 256, "16", NULL, "Most pictures in one request."},
         {"max_picture_mb", T_INT, AT(max_picture_mb), 1, 64, "20", NULL,
@@ -73,6 +74,18 @@ static const struct key keys[] = {
                 "Seconds between two pings on a quiet channel."},
         {"vision.dead_after_s", T_INT, AT(vision.dead_after_s), 2, 3600, "15", NULL,
                 "Seconds of silence after which a host is taken for gone."},
+        {"fetch.enabled", T_BOOL, AT(fetch.enabled), 0, 0, "true", NULL,
+                "Pictures may be named by http: and https: URLs, which the server fetches: from public "
+                "addresses, and what fetch.allow names."},
+        {"fetch.allow", T_STRINGS, AT(fetch.allow), 0, 0, "null", NULL,
+                "What may have an address that is not public: \"nas.local\", \"nas.local:8000\", "
+                "\"192.168.1.5\", \"[fd00::5]:8000\", \"192.168.1.0/24\"."},
+        {"fetch.timeout_s", T_INT, AT(fetch.timeout_s), 1, 3600, "20", NULL,
+                "Seconds one picture may take to fetch, redirects and its wait included."},
+        {"fetch.max_redirects", T_INT, AT(fetch.max_redirects), 0, 20, "3", NULL,
+                "Most redirects followed for one picture."},
+        {"fetch.max_active", T_INT, AT(fetch.max_active), 1, 256, "16", NULL,
+                "Pictures fetched at once, of all requests. So many of max_picture_mb fit in memory."},
 };
 
 /* The members of one element of vision.hosts. */

@@ -1,6 +1,7 @@
 /* The life of one chat on its worker: pictures, prompt, turn, generation. */
 #include "server/service/service.h"
 
+#include "server/service/download.h"
 #include "server/service/pictures.h"
 #include "server/service/turn.h"
 #include "server/service/workers.h"
@@ -13,6 +14,7 @@ struct fs_service {
 	struct fs_service_opts o;
 	struct fs_workers *workers;
 	struct fs_turn turn;
+	struct fs_books *books;
 };
 
 int fs_service_create(const struct fs_service_opts *o, struct fs_service **out, struct fs_errbuf *e)
@@ -23,8 +25,11 @@ int fs_service_create(const struct fs_service_opts *o, struct fs_service **out, 
 	s->o = *o;
 	int rc = fs_turn_init(&s->turn, (size_t)o->queue_depth);
 	if (!rc)
-		rc = fs_workers_create(o->workers, (size_t)o->queue_depth, &s->workers, e);
+		rc = fs_books_create(&s->books, e);
+	if (!rc)
+		rc = fs_workers_create(o->workers, &s->workers, e);
 	if (rc) {
+		fs_books_destroy(s->books);
 		free(s);
 		return rc;
 	}
@@ -38,12 +43,26 @@ void fs_service_destroy(struct fs_service *s)
 		return;
 	fs_workers_destroy(s->workers);
 	fs_turn_finish(&s->turn);
+	fs_books_destroy(s->books);
 	free(s);
 }
 
 const struct fs_service_opts *fs_service_opts(const struct fs_service *s)
 {
 	return &s->o;
+}
+
+struct fs_books *fs_service_books(struct fs_service *s)
+{
+	return s->books;
+}
+
+void fs_service_turn(struct fs_service *s, size_t *waiting, uint64_t *entries)
+{
+	pthread_mutex_lock(&s->turn.lock);
+	*waiting = s->turn.waiting;
+	*entries = s->turn.entries;
+	pthread_mutex_unlock(&s->turn.lock);
 }
 
 int fs_service_submit(struct fs_service *s, void (*fn)(void *arg), void *arg)
@@ -65,87 +84,253 @@ int fs_refuse(struct fs_refusal *r, int status, const char *type, const char *co
 	return FS_EINVAL;
 }
 
+static void finish_message(struct fs_chat_message *m)
+{
+	for (size_t j = 0; j < m->n_parts; j++)
+		free(m->parts[j].text);
+	for (size_t j = 0; j < m->n_calls; j++) {
+		free(m->calls[j].name);
+		free(m->calls[j].arguments);
+	}
+	free(m->parts);
+	free(m->calls);
+}
+
 void fs_chat_finish(struct fs_chat *c)
 {
-	for (size_t i = 0; i < c->n_messages; i++) {
-		for (size_t j = 0; j < c->messages[i].n_parts; j++)
-			free(c->messages[i].parts[j].text);
-		free(c->messages[i].parts);
-	}
-	for (size_t i = 0; i < c->n_pictures; i++)
+	for (size_t i = 0; i < c->n_messages; i++)
+		finish_message(&c->messages[i]);
+	for (size_t i = 0; i < c->n_pictures; i++) {
 		free(c->pictures[i].bytes);
+		free(c->pictures[i].url);
+	}
+	for (size_t i = 0; i < c->n_tools; i++) {
+		free(c->tools[i].name);
+		free(c->tools[i].description);
+		free(c->tools[i].parameters);
+	}
 	for (size_t i = 0; i < FS_ARRAY_LEN(c->stops); i++)
 		free(c->stops[i]);
 	free(c->messages);
 	free(c->pictures);
+	free(c->tools);
+	free(c->named);
+	free(c->text);
+	free(c->ids);
 	memset(c, 0, sizeof(*c));
 }
 
-/* The engine's view of the messages: borrowed text, rows in the place of pictures. */
-static int make_prompt(struct fs_service *s, const struct fs_chat *chat, struct fs_rows *const *rows,
-        struct fs_prompt **out, struct fs_refusal *why)
+/* ---- the prompt ---- */
+
+/* The engine's view of the chat: borrowed text, rows in the place of pictures. */
+struct view {
+	struct fs_message *msgs;
+	struct fs_part *parts;
+	struct fs_tool_call *calls;
+	struct fs_tool *tools;
+};
+
+static void view_finish(struct view *v)
 {
-	size_t n_parts = 0, at = 0;
-	for (size_t i = 0; i < chat->n_messages; i++)
+	free(v->msgs);
+	free(v->parts);
+	free(v->calls);
+	free(v->tools);
+}
+
+static int view_alloc(struct view *v, const struct fs_chat *chat)
+{
+	size_t n_parts = 0, n_calls = 0;
+	for (size_t i = 0; i < chat->n_messages; i++) {
 		n_parts += chat->messages[i].n_parts;
-	struct fs_message *msgs = calloc(chat->n_messages + 1, sizeof(*msgs));
-	struct fs_part *parts = calloc(n_parts + 1, sizeof(*parts));
-	int rc = msgs && parts ? FS_OK : FS_ENOMEM;
-	for (size_t i = 0; !rc && i < chat->n_messages; i++) {
+		n_calls += chat->messages[i].n_calls;
+	}
+	v->msgs = calloc(chat->n_messages + 1, sizeof(*v->msgs));
+	v->parts = calloc(n_parts + 1, sizeof(*v->parts));
+	v->calls = calloc(n_calls + 1, sizeof(*v->calls));
+	v->tools = calloc(chat->n_tools + 1, sizeof(*v->tools));
+	return v->msgs && v->parts && v->calls && v->tools ? FS_OK : FS_ENOMEM;
+}
+
+static void view_fill(struct view *v, const struct fs_chat *chat, struct fs_rows *const *rows)
+{
+	size_t at = 0, call = 0;
+	for (size_t i = 0; i < chat->n_messages; i++) {
 		const struct fs_chat_message *m = &chat->messages[i];
-		msgs[i] = (struct fs_message){.role = m->role, .parts = parts + at, .n_parts = m->n_parts};
-		for (size_t j = 0; j < m->n_parts; j++, at++) {
+		v->msgs[i] = (struct fs_message){.role = m->role,
+		        .parts = v->parts + at,
+		        .n_parts = m->n_parts,
+		        .calls = v->calls + call,
+		        .n_calls = m->n_calls};
+		for (size_t j = 0; j < m->n_parts; j++) {
 			const struct fs_chat_part *p = &m->parts[j];
-			parts[at] = (struct fs_part){.text = p->text,
+			v->parts[at++] = (struct fs_part){.text = p->text,
 			        .text_len = p->text_len,
 			        .rows = p->text ? NULL : rows[p->picture]};
 		}
+		for (size_t j = 0; j < m->n_calls; j++)
+			v->calls[call++] = (struct fs_tool_call){m->calls[j].name, m->calls[j].arguments};
 	}
-	struct fs_errbuf e = {"out of memory"};
-	if (!rc)
-		rc = fs_prompt_from_chat(s->o.engine, msgs, chat->n_messages, out, &e);
-	free(msgs);
-	free(parts);
-	if (rc == FS_EINVAL)
-		return fs_refuse(why, 400, "invalid_request_error", NULL, "messages", "%s", e.text);
+	for (size_t i = 0; i < chat->n_tools; i++) {
+		const struct fs_chat_tool *t = &chat->tools[i];
+		v->tools[i] = (struct fs_tool){t->name, t->description, t->parameters};
+	}
+}
+
+static int render(struct fs_service *s, const struct fs_chat *chat, struct fs_rows *const *rows,
+        struct fs_prompt **out, struct fs_errbuf *e)
+{
+	if (chat->ids)
+		return fs_prompt_from_ids(s->o.engine, chat->ids, chat->n_ids, NULL, 0, out, e);
+	if (chat->text)
+		return fs_prompt_from_text(s->o.engine, chat->text, chat->text_len, out, e);
+	struct view v = {0};
+	int rc = view_alloc(&v, chat);
+	if (rc) {
+		fs_fail(e, rc, "out of memory");
+	} else {
+		view_fill(&v, chat, rows);
+		struct fs_chat_extras x = {.tools = v.tools,
+		        .n_tools = chat->n_tools,
+		        .choice = chat->choice,
+		        .named = chat->named};
+		rc = fs_prompt_from_chat_ex(s->o.engine, v.msgs, chat->n_messages, &x, out, e);
+	}
+	view_finish(&v);
+	return rc;
+}
+
+static const char *prompt_field(const struct fs_chat *chat)
+{
+	return chat->ids || chat->text ? "prompt" : "messages";
+}
+
+static int make_prompt(struct fs_service *s, const struct fs_chat *chat, struct fs_rows *const *rows,
+        struct fs_prompt **out, struct fs_refusal *why)
+{
+	struct fs_errbuf e = {""};
+	int rc = render(s, chat, rows, out, &e);
+	if (rc == FS_EINVAL || rc == FS_ENOTSUP)
+		return fs_refuse(why, 400, "invalid_request_error", NULL, prompt_field(chat), "%s", e.text);
 	if (rc == FS_ELIMIT)
-		return fs_refuse(why, 400, "invalid_request_error", "context_length_exceeded", "messages",
-		        "%s; shorten it, or raise \"context\" in the server's config", e.text);
+		return fs_refuse(why, 400, "invalid_request_error", "context_length_exceeded",
+		        prompt_field(chat), "%s; shorten it, or raise \"context\" in the server's config",
+		        e.text);
 	if (rc)
 		return fs_refuse(why, 500, "server_error", NULL, "", "%s", e.text);
 	return FS_OK;
 }
 
-static int generate(struct fs_service *s, const struct fs_prompt *prompt, const struct fs_chat *chat,
-        struct fs_cancel *cancel, const struct fs_chat_sink *sink, struct fs_chat_report *report,
+/* ---- generation ---- */
+
+struct generation {
+	const struct fs_chat_sink *sink;
+	struct fs_record *rec;
+	struct fs_tool_parser *tools; /* NULL: the text goes out as it is */
+	struct fs_chat_report *report;
+};
+
+static void on_progress(void *arg, int32_t done, int32_t total)
+{
+	struct generation *g = arg;
+	fs_record_progress(g->rec, done, total);
+	if (g->sink->progress)
+		g->sink->progress(g->sink->arg, done, total, g->report->gen.reused_tokens);
+}
+
+static void on_text(void *arg, const char *utf8, size_t n)
+{
+	struct generation *g = arg;
+	if (g->tools)
+		fs_tool_parser_push(g->tools, utf8, n);
+	else if (g->sink->text)
+		g->sink->text(g->sink->arg, utf8, n);
+}
+
+static void on_token(void *arg, const struct fs_token_event *t)
+{
+	struct generation *g = arg;
+	if (g->sink->token)
+		g->sink->token(g->sink->arg, t);
+}
+
+static void on_step(void *arg)
+{
+	fs_record_token(((struct generation *)arg)->rec);
+}
+
+static void on_plain_text(void *arg, const char *utf8, size_t n)
+{
+	struct generation *g = arg;
+	if (g->sink->text)
+		g->sink->text(g->sink->arg, utf8, n);
+}
+
+static void on_call(void *arg, const char *name, const char *arguments)
+{
+	struct generation *g = arg;
+	g->report->n_calls++;
+	if (g->sink->call)
+		g->sink->call(g->sink->arg, name, arguments);
+}
+
+/* An answer is searched for calls only when the request offered tools. */
+static int find_calls(struct generation *g, const struct fs_chat *chat, const struct fs_prompt *prompt)
+{
+	if (chat->n_tools == 0 || chat->choice == FS_TOOLS_NONE)
+		return FS_OK;
+	struct fs_tool_events ev = {.arg = g, .text = on_plain_text, .call = on_call};
+	g->tools = fs_tool_parser_create(&ev);
+	const char *opening = fs_prompt_opening(prompt);
+	return g->tools ? fs_tool_parser_push(g->tools, opening, strlen(opening)) : FS_ENOMEM;
+}
+
+static int check_room(struct fs_service *s, const struct fs_prompt *prompt, const struct fs_chat *chat,
         struct fs_refusal *why)
 {
 	int32_t need = fs_prompt_cells(prompt), have = fs_engine_info(s->o.engine)->n_ctx;
-	if (need >= have)
-		return fs_refuse(why, 400, "invalid_request_error", "context_length_exceeded", "messages",
-		        "the prompt is %d tokens long and leaves no room to answer in the context of %d; "
-		        "shorten it, or raise \"context\" in the "
-		        "server's config",
-		        need, have);
+	if (need < have)
+		return FS_OK;
+	return fs_refuse(why, 400, "invalid_request_error", "context_length_exceeded", prompt_field(chat),
+	        "the prompt is %d tokens long and leaves no room to answer in the context of %d; shorten it, "
+	        "or "
+	        "raise \"context\" in the server's config",
+	        need, have);
+}
+
+static int take_turn(struct fs_service *s, struct fs_cancel *cancel, struct fs_record *rec, int64_t *waited,
+        struct fs_refusal *why)
+{
 	int64_t start = fs_now();
+	fs_record_phase(rec, FS_PHASE_QUEUE);
 	int rc = fs_turn_enter(&s->turn, cancel);
-	report->wait_ns = fs_now() - start;
+	*waited = fs_now() - start;
 	if (rc == FS_EUNAVAILABLE)
 		return fs_refuse(why, 503, "unavailable_error", "queue_full", "",
 		        "%d requests wait for the engine already; try again shortly", s->o.queue_depth);
-	if (rc == FS_ECANCELLED)
-		return rc;
-	if (rc)
+	if (rc && rc != FS_ECANCELLED)
 		return fs_refuse(why, 500, "server_error", NULL, "", "internal error");
-	if (sink->start)
-		sink->start(sink->arg);
-	struct fs_gen_events ev = {.arg = sink->arg, .text = sink->text};
+	return rc;
+}
+
+static int run_engine(struct fs_service *s, const struct fs_prompt *prompt, const struct fs_chat *chat,
+        struct fs_cancel *cancel, struct generation *g, struct fs_refusal *why)
+{
+	struct fs_gen_events ev = {
+	        .arg = g, .progress = on_progress, .text = on_text, .token = on_token, .step = on_step};
 	struct fs_errbuf e = {""};
-	rc = fs_engine_generate(s->o.engine, prompt, &chat->gen, cancel, &ev, &report->gen, &e);
+	fs_record_phase(g->rec, FS_PHASE_PREFILL);
+	fs_record_turn(g->rec, true);
+	if (g->sink->start)
+		g->sink->start(g->sink->arg);
+	int rc = fs_engine_generate(s->o.engine, prompt, &chat->gen, cancel, &ev, &g->report->gen, &e);
+	fs_record_turn(g->rec, false);
 	fs_turn_leave(&s->turn);
+	if (!rc && g->tools)
+		fs_tool_parser_end(g->tools);
 	if (rc == FS_EINVAL)
-		return fs_refuse(why, 400, "invalid_request_error", "context_length_exceeded", "messages",
-		        "%s", e.text);
+		return fs_refuse(why, 400, "invalid_request_error", "context_length_exceeded",
+		        prompt_field(chat), "%s", e.text);
 	if (rc && rc != FS_ECANCELLED) {
 		fs_error("generation failed: %s", e.text);
 		return fs_refuse(
@@ -153,6 +338,26 @@ static int generate(struct fs_service *s, const struct fs_prompt *prompt, const 
 	}
 	return rc;
 }
+
+static int generate(struct fs_service *s, const struct fs_prompt *prompt, const struct fs_chat *chat,
+        struct fs_cancel *cancel, struct generation *g, struct fs_refusal *why)
+{
+	int rc = check_room(s, prompt, chat, why);
+	if (rc)
+		return rc;
+	if (find_calls(g, chat, prompt))
+		return fs_refuse(why, 500, "server_error", NULL, "", "out of memory");
+	fs_record_prompt(g->rec, fs_prompt_cells(prompt), chat->gen.max_tokens);
+	rc = take_turn(s, cancel, g->rec, &g->report->wait_ns, why);
+	if (!rc) {
+		rc = run_engine(s, prompt, chat, cancel, g, why);
+		const struct fs_gen_result *r = &g->report->gen;
+		fs_record_counts(g->rec, r->prompt_tokens, r->reused_tokens, r->completion_tokens);
+	}
+	return rc;
+}
+
+/* ---- the whole way ---- */
 
 static void report_pictures(struct fs_chat_report *report, struct fs_rows *const *rows, size_t n)
 {
@@ -167,10 +372,11 @@ static void report_pictures(struct fs_chat_report *report, struct fs_rows *const
 	}
 }
 
-int fs_service_chat(struct fs_service *s, const struct fs_chat *chat, struct fs_cancel *cancel,
-        const struct fs_chat_sink *sink, struct fs_chat_report *report, struct fs_refusal *why)
+/* From the chat to its prompt: pictures fetched and encoded, text rendered. No turn is held. */
+static int prepare(struct fs_service *s, struct fs_chat *chat, struct fs_cancel *cancel,
+        struct fs_record *rec, struct fs_chat_report *report, struct fs_prompt **prompt,
+        struct fs_refusal *why)
 {
-	memset(report, 0, sizeof(*report));
 	if (chat->n_pictures > s->o.max_pictures)
 		return fs_refuse(why, 400, "invalid_request_error", "too_many_pictures",
 		        chat->pictures[s->o.max_pictures].where,
@@ -180,18 +386,48 @@ int fs_service_chat(struct fs_service *s, const struct fs_chat *chat, struct fs_
 	if (!rows)
 		return fs_refuse(why, 500, "server_error", NULL, "", "out of memory");
 	int64_t start = fs_now();
-	struct fs_prompt *prompt = NULL;
-	int rc = fs_pictures_encode(&s->o, chat, cancel, rows, why);
+	fs_record_pictures(rec, (int32_t)chat->n_pictures, 0);
+	int rc = fs_pictures_fetch(&s->o, chat, cancel, rec, why);
+	if (!rc && chat->n_pictures > 0) {
+		fs_record_phase(rec, FS_PHASE_ENCODE);
+		rc = fs_pictures_encode(&s->o, chat, cancel, rows, why);
+	}
 	report->prepare_ns = fs_now() - start;
 	if (!rc) {
 		report_pictures(report, rows, chat->n_pictures);
-		rc = make_prompt(s, chat, rows, &prompt, why);
+		rc = make_prompt(s, chat, rows, prompt, why);
 	}
 	for (size_t i = 0; i < chat->n_pictures; i++)
 		fs_rows_unref(rows[i]);
 	free(rows);
+	return rc;
+}
+
+int fs_service_chat(struct fs_service *s, struct fs_chat *chat, struct fs_cancel *cancel,
+        struct fs_record *rec, const struct fs_chat_sink *sink, struct fs_chat_report *report,
+        struct fs_refusal *why)
+{
+	memset(report, 0, sizeof(*report));
+	struct generation g = {.sink = sink, .rec = rec, .report = report};
+	struct fs_prompt *prompt = NULL;
+	int rc = prepare(s, chat, cancel, rec, report, &prompt, why);
 	if (!rc)
-		rc = generate(s, prompt, chat, cancel, sink, report, why);
+		rc = generate(s, prompt, chat, cancel, &g, why);
+	fs_tool_parser_destroy(g.tools);
 	fs_prompt_destroy(prompt);
 	return rc;
+}
+
+int fs_service_count(struct fs_service *s, struct fs_chat *chat, struct fs_cancel *cancel,
+        struct fs_record *rec, int32_t *tokens, struct fs_refusal *why)
+{
+	struct fs_chat_report report = {0};
+	struct fs_prompt *prompt = NULL;
+	int rc = prepare(s, chat, cancel, rec, &report, &prompt, why);
+	if (rc)
+		return rc;
+	*tokens = fs_prompt_cells(prompt);
+	fs_record_prompt(rec, *tokens, 0);
+	fs_prompt_destroy(prompt);
+	return FS_OK;
 }

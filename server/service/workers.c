@@ -1,84 +1,123 @@
-/* Threads that each carry one request at a time; most of that time they sleep, waiting for pictures or for
- * the turn. */
+/* An idle thread waits with a condition of its own, in a stack: the last to become idle is the first to work
+ * again, so that the others can end. */
 #include "server/service/workers.h"
 
 #include <stdlib.h>
 
-struct call {
-	void (*fn)(void *arg);
+#define IDLE_MS 30000
+
+struct worker {
+	struct fs_workers *w;
+	struct worker *below; /* in the stack of idle ones */
+	pthread_cond_t wake;
+	void (*fn)(void *arg); /* NULL: nothing to do */
 	void *arg;
+	bool idle;
 };
 
 struct fs_workers {
 	pthread_mutex_t lock;
-	pthread_cond_t more;
-	struct call *queue; /* ring of depth */
-	size_t depth, head, waiting, idle;
+	pthread_cond_t ended;
+	struct worker *idle;
+	int max, running; /* threads */
 	bool closing;
-	int n_threads;
-	pthread_t threads[];
 };
 
-static void *worker(void *p)
+static void remove_idle(struct fs_workers *w, struct worker *me)
 {
-	struct fs_workers *w = p;
-	pthread_mutex_lock(&w->lock);
-	for (;;) {
-		w->idle++;
-		while (w->waiting == 0 && !w->closing)
-			pthread_cond_wait(&w->more, &w->lock);
-		w->idle--;
-		if (w->waiting == 0)
+	struct worker **at = &w->idle;
+	while (*at != me)
+		at = &(*at)->below;
+	*at = me->below;
+	me->idle = false;
+}
+
+/* Waits for a call; false: the thread is to end. */
+static bool next_call(struct fs_workers *w, struct worker *me)
+{
+	int64_t until = fs_deadline_ms(IDLE_MS);
+	me->fn = NULL;
+	me->idle = true;
+	me->below = w->idle;
+	w->idle = me;
+	while (me->idle && !w->closing)
+		if (!fs_cond_wait_until(&me->wake, &w->lock, until))
 			break;
-		struct call c = w->queue[w->head];
-		w->head = (w->head + 1) % w->depth;
-		w->waiting--;
+	if (me->idle)
+		remove_idle(w, me);
+	return me->fn != NULL;
+}
+
+static void *work(void *arg)
+{
+	struct worker *me = arg;
+	struct fs_workers *w = me->w;
+	pthread_mutex_lock(&w->lock);
+	do {
 		pthread_mutex_unlock(&w->lock);
-		c.fn(c.arg);
+		me->fn(me->arg);
 		pthread_mutex_lock(&w->lock);
-	}
+	} while (next_call(w, me));
+	pthread_cond_destroy(&me->wake);
+	free(me);
+	w->running--;
+	pthread_cond_signal(&w->ended);
 	pthread_mutex_unlock(&w->lock);
 	return NULL;
 }
 
-int fs_workers_create(int threads, size_t depth, struct fs_workers **out, struct fs_errbuf *e)
+int fs_workers_create(int max, struct fs_workers **out, struct fs_errbuf *e)
 {
-	struct fs_workers *w = calloc(1, sizeof(*w) + (size_t)threads * sizeof(pthread_t));
-	size_t slots = depth + (size_t)threads; /* calls that find an idle thread do not count as waiting */
-	struct call *queue = calloc(slots, sizeof(*queue));
-	if (!w || !queue) {
+	struct fs_workers *w = calloc(1, sizeof(*w));
+	if (!w || pthread_mutex_init(&w->lock, NULL) || pthread_cond_init(&w->ended, NULL)) {
 		free(w);
-		free(queue);
 		return fs_fail(e, FS_ENOMEM, "out of memory");
 	}
-	w->queue = queue;
-	w->depth = slots;
-	pthread_mutex_init(&w->lock, NULL);
-	pthread_cond_init(&w->more, NULL);
-	for (int i = 0; i < threads; i++) {
-		int rc = fs_thread_start(&w->threads[i], "worker", worker, w, e);
-		if (rc) {
-			fs_workers_destroy(w);
-			return rc;
-		}
-		w->n_threads++;
-	}
+	w->max = max;
 	*out = w;
+	return FS_OK;
+}
+
+static int start_thread(struct fs_workers *w, void (*fn)(void *arg), void *arg)
+{
+	struct worker *me = calloc(1, sizeof(*me));
+	pthread_t thread;
+	struct fs_errbuf e;
+	if (!me || fs_cond_init(&me->wake)) {
+		free(me);
+		return FS_EUNAVAILABLE;
+	}
+	me->w = w;
+	me->fn = fn;
+	me->arg = arg;
+	if (fs_thread_start(&thread, "worker", work, me, &e)) {
+		fs_warn("%s", e.text);
+		pthread_cond_destroy(&me->wake);
+		free(me);
+		return FS_EUNAVAILABLE;
+	}
+	pthread_detach(thread);
+	w->running++;
 	return FS_OK;
 }
 
 int fs_workers_submit(struct fs_workers *w, void (*fn)(void *arg), void *arg)
 {
+	int rc = FS_EUNAVAILABLE;
 	pthread_mutex_lock(&w->lock);
-	size_t limit = w->depth - (size_t)w->n_threads + w->idle;
-	bool full = w->closing || w->waiting >= limit;
-	if (!full) {
-		w->queue[(w->head + w->waiting) % w->depth] = (struct call){fn, arg};
-		w->waiting++;
-		pthread_cond_signal(&w->more);
+	struct worker *me = w->idle;
+	if (!w->closing && me) {
+		w->idle = me->below;
+		me->idle = false;
+		me->fn = fn;
+		me->arg = arg;
+		pthread_cond_signal(&me->wake);
+		rc = FS_OK;
+	} else if (!w->closing && w->running < w->max) {
+		rc = start_thread(w, fn, arg);
 	}
 	pthread_mutex_unlock(&w->lock);
-	return full ? FS_EUNAVAILABLE : FS_OK;
+	return rc;
 }
 
 void fs_workers_destroy(struct fs_workers *w)
@@ -87,12 +126,12 @@ void fs_workers_destroy(struct fs_workers *w)
 		return;
 	pthread_mutex_lock(&w->lock);
 	w->closing = true;
-	pthread_cond_broadcast(&w->more);
+	for (struct worker *me = w->idle; me; me = me->below)
+		pthread_cond_signal(&me->wake);
+	while (w->running > 0)
+		pthread_cond_wait(&w->ended, &w->lock);
 	pthread_mutex_unlock(&w->lock);
-	for (int i = 0; i < w->n_threads; i++)
-		pthread_join(w->threads[i], NULL);
-	pthread_cond_destroy(&w->more);
+	pthread_cond_destroy(&w->ended);
 	pthread_mutex_destroy(&w->lock);
-	free(w->queue);
 	free(w);
 }

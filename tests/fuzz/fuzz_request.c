@@ -1,5 +1,5 @@
 /* Fuzz target: a chat completion request's JSON, and data: URLs inside it. What parses keeps its promises. */
-#include "server/api/api.h"
+#include "server/api/openai.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -12,16 +12,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 		FS_ASSERT(fs_service_create(&o, &api.service, NULL) == FS_OK);
 		fs_gen_params_default(&api.sampling);
 	}
-	struct fs_openai_chat chat;
+	struct api_call call = {.api = &api, .d = &api_openai_chat};
 	struct fs_refusal why;
-	if (fs_openai_parse((const char *)data, n, &api, &chat, &why)) {
+	const struct fs_chat *chat = &call.chat;
+	if (api_call_parse(&call, (const char *)data, n, NULL, &why)) {
 		FS_ASSERT(why.status == 400 || why.status == 500);
-		return 0;
+	} else {
+		FS_ASSERT(chat->n_messages > 0 && chat->n_pictures <= 4 && chat->gen.n_stops <= FS_MAX_STOPS);
+		for (size_t i = 0; i < chat->n_pictures; i++)
+			FS_ASSERT(chat->pictures[i].n > 0 && chat->pictures[i].n <= 4096);
 	}
-	FS_ASSERT(chat.chat.n_messages > 0 && chat.chat.n_pictures <= 4 &&
-	          chat.chat.gen.n_stops <= FS_MAX_STOPS);
-	for (size_t i = 0; i < chat.chat.n_pictures; i++)
-		FS_ASSERT(chat.chat.pictures[i].n > 0 && chat.chat.pictures[i].n <= 4096);
-	fs_chat_finish(&chat.chat);
+	api_call_finish(&call);
 	return 0;
 }

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "server/api/internal.h"
+#include "server/api/openai.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 #define PICTURE "data:image/png;base64,aGVsbG8="
 
 static struct fs_api api;
-static struct fs_openai_chat out;
+static struct api_call out;
 static struct fs_refusal why;
 
 static int setup(void **state)
@@ -35,7 +35,8 @@ static int teardown(void **state)
 static int parse(const char *json)
 {
 	memset(&why, 0, sizeof(why));
-	return fs_openai_parse(json, strlen(json), &api, &out, &why);
+	out = (struct api_call){.api = &api, .d = &api_openai_chat};
+	return api_call_parse(&out, json, strlen(json), NULL, &why);
 }
 
 static void reads_a_whole_request(void **state)
@@ -68,7 +69,7 @@ static void reads_a_whole_request(void **state)
 	assert_memory_equal(c->pictures[0].bytes, "hello", 5);
 	assert_string_equal(c->pictures[0].where, "messages[1].content[1].image_url.url");
 	assert_int_equal(c->messages[2].n_parts, 0);
-	fs_chat_finish(&out.chat);
+	api_call_finish(&out);
 }
 
 #define MESSAGES(m) "{\"messages\":[" m "]}"
@@ -136,6 +137,7 @@ static void names_what_is_wrong(void **state)
 	};
 	for (size_t i = 0; i < FS_ARRAY_LEN(cases); i++) {
 		assert_true(parse(cases[i].json) < 0);
+		api_call_finish(&out);
 		assert_int_equal(why.status, 400);
 		assert_string_equal(why.type, "invalid_request_error");
 		assert_string_equal(why.param, cases[i].param);

@@ -1,4 +1,4 @@
-/* The shapes of OpenAI's answers and errors. Pure functions but for the two that reply. */
+/* The shapes that all APIs share, and OpenAI's envelope of errors. */
 #include "server/api/internal.h"
 
 #include <stdlib.h>
@@ -59,40 +59,21 @@ json_t *api_timings(const struct fs_chat_report *rep)
 	        g->completion_tokens, "predicted_ms", ms(g->decode_ns), "pictures", pictures);
 }
 
-json_t *api_completion(const char *id, int64_t created, const char *model, const char *text, size_t n,
-        const struct fs_chat_report *rep)
+json_t *api_error_openai(const struct api_error *err)
 {
-	return json_pack("{s:s, s:s, s:I, s:s, s:[{s:i, s:{s:s, s:s%}, s:n, s:s}], s:o, s:o}", "id", id,
-	        "object", "chat.completion", "created", (json_int_t)created, "model", model, "choices",
-	        "index", 0, "message", "role", "assistant", "content", text, n, "logprobs", "finish_reason",
-	        api_finish_name(rep->gen.finish), "usage", api_usage(rep), "timings", api_timings(rep));
+	return json_pack("{s:{s:o, s:s, s:s?, s:s?}}", "error", "message", api_text(err->message), "type",
+	        err->type, "param", err->param, "code", err->code);
 }
 
-json_t *api_chunk(const char *id, int64_t created, const char *model, json_t *delta, const char *finish,
-        const json_t *usage)
+void api_reply_error(struct fs_http_request *r, const struct api_error *err)
 {
-	json_t *choices = delta ? json_pack("[{s:i, s:o, s:n, s:s?}]", "index", 0, "delta", delta, "logprobs",
-	                                  "finish_reason", finish)
-	                        : json_array();
-	return json_pack("{s:s, s:s, s:I, s:s, s:o, s:O?}", "id", id, "object", "chat.completion.chunk",
-	        "created", (json_int_t)created, "model", model, "choices", choices, "usage", (json_t *)usage);
-}
-
-void api_error(struct fs_http_request *r, int status, const char *type, const char *code, const char *param,
-        const char *message)
-{
-	json_t *o = json_pack("{s:{s:o, s:s, s:s?, s:s?}}", "error", "message", api_text(message), "type",
-	        type, "param", param, "code", code);
+	json_t *o = api_error_openai(err);
 	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
-	const char *body = text ? text
-	                        : "{\"error\":{\"message\":\"internal "
-	                          "error\",\"type\":\"server_error\",\"param\":null,\"code\":null}}";
-	fs_http_reply(r, status, NULL, status == 503 ? "Retry-After: 2" : NULL, body, strlen(body));
 	json_decref(o);
+	if (text)
+		fs_http_reply(r, err->status, NULL, err->status == 503 ? "Retry-After: 2" : NULL, text,
+		        strlen(text));
+	else
+		fs_http_stream_end(r);
 	free(text);
-}
-
-void api_refusal(struct fs_http_request *r, const struct fs_refusal *why)
-{
-	api_error(r, why->status, why->type, why->code, why->param[0] ? why->param : NULL, why->text.text);
 }
