@@ -42,6 +42,11 @@ struct fs_config {
 		struct fs_config_host hosts[FS_CONFIG_MAX_HOSTS];
 		size_t n_hosts;
 	} vision;
+	struct {
+		bool enabled;
+		int64_t timeout_s, max_redirects, max_active;
+		struct fs_config_strings allow;
+	} fetch;
 };
 
 void fs_config_init(struct fs_config *c); /* the defaults */

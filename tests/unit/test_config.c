@@ -43,6 +43,14 @@ static void reads_values_and_hosts(void **state)
 	assert_string_equal(c.listen, "[::1]:0");
 	assert_int_equal(fs_config_set(&c, "name=123", &e), FS_OK);
 	assert_string_equal(c.name, "123");
+	assert_true(c.fetch.enabled);
+	assert_int_equal(c.fetch.allow.n, 0);
+	assert_int_equal(parse(&c, "{\"fetch\":{\"allow\":[\"nas.local:8000\",\"10.0.0.0/8\"]}}"), FS_OK);
+	assert_int_equal(c.fetch.allow.n, 2);
+	assert_string_equal(c.fetch.allow.items[1], "10.0.0.0/8");
+	assert_int_equal(fs_config_set(&c, "fetch.allow=192.168.1.0/24", &e), FS_OK);
+	assert_int_equal(c.fetch.allow.n, 1);
+	assert_string_equal(c.fetch.allow.items[0], "192.168.1.0/24");
 	fs_config_finish(&c);
 }
 
