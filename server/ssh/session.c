@@ -18,7 +18,10 @@
 
 #define WINDOW (2u << 20) /* what the host may send ahead; measured best on libssh2 1.10 */
 #define PACKET 32768u
-#define EXIT_WAIT_MS 250 /* for the exit status that follows the end of the output */
+#define READ_MAX ((size_t)64 << 10) /* bytes of one read: what the window must hold beyond LOW_WINDOW */
+#define LOW_WINDOW (WINDOW / 4 * 3) /* libssh2 widens a window that is less than this and the read */
+#define WIDEN_BY (WINDOW / 2)       /* so that one step is always enough */
+#define EXIT_WAIT_MS 250            /* for the exit status that follows the end of the output */
 
 /* Fast with AES instructions first; the same both ways, since mixed AEAD and plain fails up to
  * libssh2 1.11.1. The library drops what it does not know. No ChaCha20: sshd would then renegotiate keys
@@ -306,11 +309,28 @@ static bool owes_output(struct fs_ssh *s)
 	return libssh2_session_block_directions(s->ls) & LIBSSH2_SESSION_BLOCK_OUTBOUND;
 }
 
+/*
+ * Reads after the window was widened. libssh2 (up to 1.11.1) would do that itself, but when it can not send
+ * the adjustment at once, as in every renegotiation of keys, it books the size of the repeated read and sends
+ * that of the first: once the two differ it silently cuts off what the host may rightly send. So the window
+ * never gets so small that it does, and our steps are all alike.
+ */
+static ssize_t read_stream(struct fs_ssh *s, int stream, void *buf, size_t n)
+{
+	n = FS_MIN(n, READ_MAX);
+	if (libssh2_channel_window_read(s->ch) < LOW_WINDOW + READ_MAX) {
+		int rc = libssh2_channel_receive_window_adjust2(s->ch, WIDEN_BY, 1, NULL);
+		if (rc)
+			return rc;
+	}
+	return libssh2_channel_read_ex(s->ch, stream, buf, n);
+}
+
 ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e)
 {
 	if (s->write_owes || n == 0)
 		return 0;
-	ssize_t r = libssh2_channel_read_ex(s->ch, 0, buf, n);
+	ssize_t r = read_stream(s, 0, buf, n);
 	s->read_owes = false;
 	if (r > 0) {
 		s->maybe_more = true;
@@ -335,7 +355,7 @@ ssize_t fs_ssh_read_stderr(struct fs_ssh *s, void *buf, size_t n)
 {
 	if (s->write_owes || s->read_owes || n == 0)
 		return 0;
-	ssize_t r = libssh2_channel_read_ex(s->ch, SSH_EXTENDED_DATA_STDERR, buf, n);
+	ssize_t r = read_stream(s, SSH_EXTENDED_DATA_STDERR, buf, n);
 	s->maybe_more = true; /* it may have queued output, which poll will not tell */
 	if (r == LIBSSH2_ERROR_EAGAIN)
 		s->read_owes = owes_output(s);
