@@ -310,7 +310,7 @@ static bool owes_output(struct fs_ssh *s)
 }
 
 /*
- * Reads after the window was widened. libssh2 (up to 1.11.1) would do that itself, but when it can not send
+ * Reads after the window was widened. libssh2 1.10 would do that itself, but when it can not send
  * the adjustment at once, as in every renegotiation of keys, it books the size of the repeated read and sends
  * that of the first: once the two differ it silently cuts off what the host may rightly send. So the window
  * never gets so small that it does, and our steps are all alike.

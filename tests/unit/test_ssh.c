@@ -112,6 +112,46 @@ static void echoes_bytes(void **state)
 	fs_ssh_close(s);
 }
 
+/*
+ * A slow reader lets the host fill its window, keys are renegotiated meanwhile, and reads of many sizes of
+ * both streams come in turn: not one byte may be lost. Lines of seven digits, so that each tells its number.
+ */
+static void full_windows_survive_new_keys(void **state)
+{
+	enum { LINES = 1500000, LINE = 8 };
+	static const size_t sizes[] = {12, 65536, 700, 1, 4096, 32768};
+	struct test_sshd strict;
+	struct test_sshd_opts so = {.extra = "RekeyLimit 1M"};
+	struct fs_ssh *s = NULL;
+	struct fs_errbuf e;
+	char *buf = malloc(65536), sink[64], want[LINE + 1] = "";
+	test_sshd_init(&strict, &so);
+	struct fs_ssh_opts o = opts_for(&strict, "seq 1000000 2499999");
+	if (dial(&o, &s, &e))
+		fail_msg("%s", e.text);
+	size_t at = 0, total = (size_t)LINES * LINE;
+	int64_t until = fs_deadline_ms(120000);
+	for (size_t turn = 0; at < total && fs_now() < until; turn++) {
+		ssize_t n = fs_ssh_read(s, buf, sizes[turn % FS_ARRAY_LEN(sizes)], &e);
+		if (n < 0)
+			fail_msg("%s", e.text);
+		for (ssize_t i = 0; i < n; i++, at++) {
+			if (at % LINE == 0)
+				snprintf(want, sizeof(want), "%zu\n", 1000000 + at / LINE);
+			if (buf[i] != want[at % LINE])
+				fail_msg("byte %zu of %zu is not the one that was sent", at, total);
+		}
+		if (n == 0) {
+			assert_int_equal(fs_ssh_read_stderr(s, sink, sizeof(sink)), 0);
+			assert_int_equal(fs_ssh_wait(s, false, -1, fs_deadline_ms(1000)), FS_OK);
+		}
+	}
+	assert_int_equal(at, total);
+	fs_ssh_close(s);
+	test_sshd_finish(&strict);
+	free(buf);
+}
+
 static void tells_how_the_program_ended(void **state)
 {
 	char buf[64];
@@ -534,6 +574,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(echoes_bytes),
+	        cmocka_unit_test(full_windows_survive_new_keys),
 	        cmocka_unit_test(tells_how_the_program_ended),
 	        cmocka_unit_test(reads_stderr_apart),
 	        cmocka_unit_test(missing_command_is_named),
