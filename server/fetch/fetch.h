@@ -14,7 +14,7 @@
 #include "common/base/base.h"
 
 #define FS_FETCH_URL_MAX 8192  /* bytes of a URL */
-#define FS_FETCH_MAX_JOBS 1024 /* submitted and not destroyed */
+#define FS_FETCH_MAX_JOBS 1024 /* at a time; one ends a moment after it is destroyed */
 
 struct fs_fetch;
 

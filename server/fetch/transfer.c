@@ -240,7 +240,7 @@ static int redirected(struct fs_transfer *t, long status, bool *again, struct fs
 	if (rc == FS_ENOMEM)
 		return fs_fail(e, rc, "out of memory");
 	if (rc) {
-		snprintf(t->why, sizeof(t->why), "redirected to \"%.100s\": %s", h->value, why.text);
+		snprintf(t->why, sizeof(t->why), "a redirect that is not followed: %s", why.text);
 		return not_fetched(FS_EINVAL, e);
 	}
 	t->hops++;

@@ -133,7 +133,7 @@ static bool wait_for_end(struct conn *c, int pause_ms)
 
 static bool drip(struct conn *c)
 {
-	bool live = put_text(c, "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n");
+	bool live = put_text(c, "HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n");
 	while (live && !atomic_load(&c->w->stopping))
 		live = put_text(c, "x") && !wait_for_end(c, 20);
 	return live;
