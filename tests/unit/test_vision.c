@@ -62,7 +62,8 @@ static void prepare(struct rig *r, const char *args)
 	expand(r, r->command, sizeof(r->command), args);
 	r->o.n_embd = 8;
 	r->o.connect_timeout_ms = 20000; /* a loaded machine must not fail the tests that are not about it */
-	r->o.encode_timeout_ms = 60000;
+	r->o.encode_timeout_ms = 120000;
+	r->o.dead_after_ms = 60000;
 	add_host(r, &sshd, r->host, r->command);
 }
 
