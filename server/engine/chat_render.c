@@ -294,6 +294,22 @@ static int put_json(struct walk *w)
 	return rc;
 }
 
+/* Whether a call would begin its line: nothing was put out since text was `from` bytes long, or a thought and
+ * its line ends last. */
+static bool at_line(const struct walk *w, size_t from)
+{
+	static const char mark[] = "</think>";
+	const uint8_t *s = w->r->text.data;
+	size_t end = w->r->text.len;
+
+	while (w->c->drop_thoughts && end > from && s[end - 1] == '\n')
+		end--;
+	if (end == w->r->text.len || end == from)
+		return end == from;
+	return end - from >= sizeof(mark) - 1 &&
+	       memcmp(s + end - (sizeof(mark) - 1), mark, sizeof(mark) - 1) == 0;
+}
+
 static int put_calls(struct walk *w, size_t i, bool line_begun)
 {
 	const struct fs_message *m = &w->msgs[i];
@@ -337,7 +353,7 @@ static int one_message(struct walk *w, size_t i)
 	const struct fs_chat *c = w->c;
 	const struct fs_message *m = &w->msgs[i];
 	bool old = w->last_user < w->n && i < w->last_user;
-	size_t segs;
+	size_t from;
 	int rc;
 
 	if (m->role == FS_ROLE_SYSTEM && (folds_system(c) || (i == 0 && fs_chat_has_tools(w->x))))
@@ -348,10 +364,9 @@ static int one_message(struct walk *w, size_t i)
 	                                   (rc = content(c, w->r, &w->msgs[0], true, &w->picture)) != FS_OK ||
 	                                   (rc = literal(w->r, c->system_post)) != FS_OK))
 		return rc;
-	segs = w->r->n_segs;
+	from = w->r->text.len;
 	if ((rc = content(c, w->r, m, old, &w->picture)) != FS_OK ||
-	        (rc = put_calls(w, i, w->r->n_segs == segs)) != FS_OK ||
-	        (rc = turn_edge(w, i, false)) != FS_OK)
+	        (rc = put_calls(w, i, at_line(w, from))) != FS_OK || (rc = turn_edge(w, i, false)) != FS_OK)
 		return rc;
 	return results_edge(w, i, false);
 }

@@ -8,7 +8,7 @@ venv=${1:-$here/../../.venv}
 "$venv/bin/pip" install --quiet -r "$here/requirements.txt"
 cd "$here"
 export CUDA_VISIBLE_DEVICES= TOKENIZERS_PARALLELISM=false
-for part in text quants vision tokenizers chat; do
+for part in text quants vision tokenizers chat chat_tools; do
 	echo "make_$part.py"
 	"$venv/bin/python" "make_$part.py"
 done

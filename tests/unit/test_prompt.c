@@ -92,8 +92,8 @@ static void refused(void **state)
 	struct fs_rows *r = make_rows(1, 1, 2, 1), *wide = make_rows(1, 1, 3, 1);
 
 	expect_refused(&vl, (int32_t[]){100}, 1, NULL, 0, "vocabulary");
-	expect_refused(&vl, (int32_t[]){-2}, 1, &r, 1, "place");
-	expect_refused(&vl, (int32_t[]){-1}, 1, NULL, 0, "place");
+	expect_refused(&vl, (int32_t[]){-2}, 1, &r, 1, "vocabulary");
+	expect_refused(&vl, (int32_t[]){-1}, 1, NULL, 0, "vocabulary");
 	expect_refused(&vl, (int32_t[]){1}, 1, &r, 1, "1 pictures for 0 places");
 	expect_refused(&vl, NULL, 0, NULL, 0, "empty");
 	expect_refused(&vl, (int32_t[]){-1}, 1, &wide, 1, "rows of 3");
