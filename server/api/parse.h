@@ -45,6 +45,17 @@ int api_add_picture_url(struct api_reader *rd, struct fs_chat_message *m, const 
 int api_add_picture_base64(
         struct api_reader *rd, struct fs_chat_message *m, const json_t *data, const char *param);
 
+/* One more tool from the members name, description and schema_key of o. */
+int api_add_tool(struct api_reader *rd, const json_t *o, const char *schema_key, const char *where);
+/* One more call of an assistant's message. arguments: malloc'd JSON text of an object, taken over on failure
+ * too; NULL: memory was out. */
+int api_add_call(struct api_reader *rd, struct fs_chat_message *m, const json_t *name, const char *name_param,
+        char *arguments);
+/* The answer must call this tool, which must be among those added. */
+int api_choose_tool(struct api_reader *rd, const json_t *name, const char *param);
+/* At the end: tools and choice fit together, and the model takes tools. */
+int api_check_tools(struct api_reader *rd);
+
 /* A copy of a JSON string; NULL when memory is out. Strings with a NUL inside are cut there. */
 char *api_strdup(const json_t *s);
 
