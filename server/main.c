@@ -4,6 +4,7 @@
  */
 #include "server/api/api.h"
 #include "server/config/config.h"
+#include "server/fetch/fetch.h"
 #include "server/http/http.h"
 #include "server/ssh/ssh.h"
 
@@ -89,6 +90,7 @@ static int read_options(struct fs_config *c, int argc, char **argv, struct fs_er
 struct server {
 	struct fs_engine *engine;
 	struct fs_vision *vision;
+	struct fs_fetch *fetch; /* NULL: picture URLs are refused */
 	struct fs_service *service;
 	struct fs_http *http;
 	struct fs_api api;
@@ -142,10 +144,25 @@ static int start_vision(struct server *s, const struct fs_config *c, int port, s
 	return rc ? rc : fs_vision_create(&o, &s->vision, e);
 }
 
+static int start_fetch(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
+{
+	if (!c->fetch.enabled)
+		return FS_OK;
+	struct fs_fetch_opts o = {.enabled = true,
+	        .max_bytes = (size_t)c->max_picture_mb << 20,
+	        .timeout_ms = c->fetch.timeout_s * 1000,
+	        .max_redirects = (int)c->fetch.max_redirects,
+	        .max_active = (int)c->fetch.max_active,
+	        .allow = (const char *const *)c->fetch.allow.items,
+	        .n_allow = c->fetch.allow.n};
+	return fs_fetch_create(&o, &s->fetch, e);
+}
+
 static int start_service(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
 {
 	struct fs_service_opts o = {.engine = s->engine,
 	        .vision = s->vision,
+	        .fetch = s->fetch,
 	        .workers = (int)c->workers,
 	        .queue_depth = (int)c->queue_depth,
 	        .max_pictures = (size_t)c->max_pictures,
@@ -192,6 +209,8 @@ static int start(struct server *s, const struct fs_config *c, struct fs_errbuf *
 	if (!rc)
 		rc = start_vision(s, c, fs_http_port(s->http), e);
 	if (!rc)
+		rc = start_fetch(s, c, e);
+	if (!rc)
 		rc = start_service(s, c, e);
 	if (!rc)
 		rc = fs_http_start(s->http, e);
@@ -221,6 +240,7 @@ static void stop(struct server *s)
 	}
 	fs_service_destroy(s->service);
 	fs_http_destroy(s->http);
+	fs_fetch_destroy(s->fetch);
 	fs_vision_destroy(s->vision);
 	fs_engine_destroy(s->engine);
 }
