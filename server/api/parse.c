@@ -283,6 +283,8 @@ int api_get_sampling(struct api_reader *rd, const json_t *root)
 		rc = api_get_int(rd, root, "repeat_last_n", 0, 1 << 20, &last_n);
 	if (!rc)
 		rc = api_get_int(rd, root, "seed", INT64_MIN, INT64_MAX, &seed);
+	if (!rc)
+		rc = api_get_bool(rd, root, "ignore_eos", "ignore_eos", &g->ignore_eos);
 	g->top_k = (int32_t)top_k;
 	g->repeat_last_n = (int32_t)last_n;
 	g->seed = (uint64_t)seed;

@@ -21,6 +21,7 @@ struct run {
 	struct fs_lp lp;
 	struct fs_tok_stream stream;
 	int32_t max_tokens;
+	bool ignore_eos;
 };
 
 int fs_core_check(int32_t n_ctx, const struct fs_prompt *p, struct fs_errbuf *e)
@@ -156,7 +157,7 @@ static int decode(struct run *u)
 		if (err != FS_OK)
 			return err;
 		u->r->finish = FS_FINISH_STOP;
-		if (c->tok != NULL && fs_tok_is_eog(c->tok, id))
+		if (c->tok != NULL && !u->ignore_eos && fs_tok_is_eog(c->tok, id))
 			return FS_OK;
 		err = put_text(u, id, &hit);
 		if (err != FS_OK || hit)
@@ -218,6 +219,7 @@ int fs_core_generate(struct fs_core *c, const struct fs_prompt *p, const struct 
 		return err;
 	if (c->tok != NULL)
 		u.stream.drop_space = p->answer && fs_tok_info(c->tok)->add_space_prefix;
+	u.ignore_eos = params->ignore_eos;
 	u.max_tokens = params->max_tokens > 0 ? FS_MIN(params->max_tokens, room) : room;
 	fs_lp_init(&u.lp, c->tok, c->model.hp.n_vocab, params, u.ev);
 	begin_sampler(&u, params);

@@ -9,9 +9,9 @@
  * N,
  * --mute (never READY), --exit N (before READY, with words on stderr), --start-err TEXT, --fail-once FILE
  * (exits before READY unless FILE exists, and makes it), --child (a second process of its group), --stubborn
- * (ignores TERM, QUIT and EOF). A picture that begins with "FAKE" is followed by words for this answer alone:
- * delay=MS rows=NXxNY embd=N hang die nonsense longline nan err=WORD norows short twice deaf (CANCEL is not
- * read).
+ * (ignores TERM, QUIT and EOF). A picture that holds "FAKE " tells by the words after it what this answer
+ * alone does: delay=MS rows=NXxNY embd=N hang die nonsense longline nan err=WORD norows short twice deaf
+ * (CANCEL is not read).
  */
 #include <errno.h>
 #include <math.h>
@@ -146,9 +146,12 @@ static int read_picture(const char *path, struct answer *a, long *size)
 		return -1;
 	*size = 0;
 	while ((n = fread(bytes, 1, sizeof(bytes), f)) > 0) {
-		if (*size == 0 && n >= 4 && !memcmp(bytes, "FAKE", 4)) {
-			size_t keep = n < sizeof(text) ? n : sizeof(text) - 1;
-			memcpy(text, bytes, keep);
+		const unsigned char *words = *size == 0 ? memmem(bytes, n, "FAKE ", 5) : NULL;
+		if (words) {
+			size_t keep = (size_t)(bytes + n - words);
+			if (keep >= sizeof(text))
+				keep = sizeof(text) - 1;
+			memcpy(text, words, keep);
 			text[keep] = 0;
 			for (char *w = strtok_r(text, " \n", &save); w; w = strtok_r(NULL, " \n", &save))
 				take_word(a, w);
