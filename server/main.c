@@ -87,6 +87,15 @@ static int read_options(struct fs_config *c, int argc, char **argv, struct fs_er
 	return rc ? rc : fs_config_check(c, e);
 }
 
+/* Each with the server's fs_api as its argument. */
+static const struct fs_http_route api_routes[] = {
+        {"POST", "/v1/chat/completions", fs_api_chat_completions, NULL},
+        {"POST", "/v1/messages", fs_api_messages, NULL},
+        {"POST", "/v1/messages/count_tokens", fs_api_count_tokens, NULL},
+        {"GET", "/v1/models", fs_api_models, NULL},
+        {"GET", "/health", fs_api_health, NULL},
+};
+
 struct server {
 	struct fs_engine *engine;
 	struct fs_vision *vision;
@@ -94,7 +103,7 @@ struct server {
 	struct fs_service *service;
 	struct fs_http *http;
 	struct fs_api api;
-	struct fs_http_route routes[3];
+	struct fs_http_route routes[FS_ARRAY_LEN(api_routes)];
 };
 
 static int start_engine(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
@@ -189,10 +198,10 @@ static int start_service(struct server *s, const struct fs_config *c, struct fs_
  * fs_http_start. */
 static int bind_http(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
 {
-	s->routes[0] =
-	        (struct fs_http_route){"POST", "/v1/chat/completions", fs_api_chat_completions, &s->api};
-	s->routes[1] = (struct fs_http_route){"GET", "/v1/models", fs_api_models, &s->api};
-	s->routes[2] = (struct fs_http_route){"GET", "/health", fs_api_health, &s->api};
+	for (size_t i = 0; i < FS_ARRAY_LEN(api_routes); i++) {
+		s->routes[i] = api_routes[i];
+		s->routes[i].arg = &s->api;
+	}
 	struct fs_http_opts o = {.listen = c->listen,
 	        .max_body = (size_t)c->max_body_mb << 20,
 	        .timeout_ms = c->timeout_s * 1000,

@@ -1,7 +1,8 @@
 /*
  * api: the JSON of the APIs on top of service: parsing and checking requests, shaping answers, events and
- * errors. Handlers run on the HTTP loop and hand over to a worker at once. call.h holds what all APIs share;
- * each API is a dialect of it. Reference: OpenAI's API, "Create chat completion" and "List models".
+ * errors. Handlers run on the HTTP loop; they answer at once or hand over to a worker. call.h holds what
+ * all APIs share; each API is a dialect of it. Reference: OpenAI's API, "Create chat completion" and "List
+ * models"; Anthropic's as said in anthropic.h.
  */
 #ifndef FS_SERVER_API_H
 #define FS_SERVER_API_H
@@ -18,6 +19,8 @@ struct fs_api {
 
 /* Handlers; arg is a struct fs_api. */
 void fs_api_chat_completions(void *arg, struct fs_http_request *r); /* POST /v1/chat/completions */
+void fs_api_messages(void *arg, struct fs_http_request *r);         /* POST /v1/messages */
+void fs_api_count_tokens(void *arg, struct fs_http_request *r);     /* POST /v1/messages/count_tokens */
 void fs_api_models(void *arg, struct fs_http_request *r);           /* GET /v1/models */
 void fs_api_health(void *arg, struct fs_http_request *r);           /* GET /health */
 

@@ -19,8 +19,11 @@ struct api_error {
 	const char *type, *code, *param, *message;
 };
 json_t *api_error_openai(const struct api_error *err);
+json_t *api_error_anthropic(const struct api_error *err);
 /* Ends a request that is no call with OpenAI's envelope. */
 void api_reply_error(struct fs_http_request *r, const struct api_error *err);
+/* Ends a request that is no call with 200, and gives up its reference. Takes o over; NULL: memory was out. */
+void api_reply_json(struct fs_http_request *r, json_t *o);
 
 /* The body as a JSON object. FS_ECANCELLED, or the refusal is filled. */
 int api_load_json(const char *text, size_t n, struct fs_cancel *cancel, json_t **out, struct fs_refusal *why);

@@ -2,20 +2,7 @@
  */
 #include "server/api/internal.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-static void reply_json(struct fs_http_request *r, json_t *o)
-{
-	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
-	json_decref(o);
-	if (text)
-		fs_http_reply(r, 200, NULL, NULL, text, strlen(text));
-	else
-		fs_http_stream_end(r);
-	free(text);
-	fs_http_unref(r);
-}
 
 void fs_api_models(void *arg, struct fs_http_request *r)
 {
@@ -23,11 +10,12 @@ void fs_api_models(void *arg, struct fs_http_request *r)
 	const struct fs_service_opts *o = fs_service_opts(api->service);
 	const struct fs_engine_info *info = fs_engine_info(o->engine);
 	json_t *modalities = o->vision ? json_pack("[s, s]", "text", "image") : json_pack("[s]", "text");
-	reply_json(r, json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:{s:i, s:i, s:i}, s:{s:o, s:[s]}}]}",
-	                      "object", "list", "data", "id", api->model_name, "object", "model", "created",
-	                      (json_int_t)api->created, "owned_by", "farsight", "meta", "n_ctx", info->n_ctx,
-	                      "n_ctx_train", info->n_ctx_train, "n_embd", info->n_embd, "architecture",
-	                      "input_modalities", modalities, "output_modalities", "text"));
+	api_reply_json(
+	        r, json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:{s:i, s:i, s:i}, s:{s:o, s:[s]}}]}", "object",
+	                   "list", "data", "id", api->model_name, "object", "model", "created",
+	                   (json_int_t)api->created, "owned_by", "farsight", "meta", "n_ctx", info->n_ctx,
+	                   "n_ctx_train", info->n_ctx_train, "n_embd", info->n_embd, "architecture",
+	                   "input_modalities", modalities, "output_modalities", "text"));
 }
 
 static json_t *host_list(struct fs_vision *v)
@@ -58,7 +46,7 @@ void fs_api_health(void *arg, struct fs_http_request *r)
 	struct fs_vision *v = fs_service_opts(api->service)->vision;
 	json_t *hosts = host_list(v);
 	bool up = any_up(hosts);
-	reply_json(r, json_pack("{s:s, s:s, s:b, s:{s:b, s:b, s:o}}", "status", "ok", "model",
-	                      api->model_name, "images", v != NULL, "vision", "configured", v != NULL,
-	                      "available", up, "hosts", hosts));
+	api_reply_json(r, json_pack("{s:s, s:s, s:b, s:{s:b, s:b, s:o}}", "status", "ok", "model",
+	                          api->model_name, "images", v != NULL, "vision", "configured", v != NULL,
+	                          "available", up, "hosts", hosts));
 }

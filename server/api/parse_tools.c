@@ -1,6 +1,7 @@
 /* Tools, their calls and the choice among them, as far as all APIs share them. */
 #include "server/api/parse.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -77,3 +77,15 @@ void api_reply_error(struct fs_http_request *r, const struct api_error *err)
 		fs_http_stream_end(r);
 	free(text);
 }
+
+void api_reply_json(struct fs_http_request *r, json_t *o)
+{
+	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+	json_decref(o);
+	if (text)
+		fs_http_reply(r, 200, NULL, NULL, text, strlen(text));
+	else
+		fs_http_stream_end(r);
+	free(text);
+	fs_http_unref(r);
+}
