@@ -115,12 +115,26 @@ static void give_up(struct fs_tool_parser *t, size_t n)
 
 /* ---- the stream ---- */
 
-static size_t find(const struct fs_tool_parser *t, size_t from, const char *mark, size_t len)
+static bool stands(const struct fs_tool_parser *t, size_t at, const char *mark, size_t len)
 {
-	const uint8_t *at =
-	        from < t->held.len ? memmem(t->held.data + from, t->held.len - from, mark, len) : NULL;
+	return t->held.len - at >= len && memcmp(t->held.data + at, mark, len) == 0;
+}
 
-	return at != NULL ? (size_t)(at - t->held.data) : t->held.len;
+/* The first mark of either kind; held.len when there is none. */
+static size_t find_either(const struct fs_tool_parser *t, size_t from, bool *close)
+{
+	while (from < t->held.len) {
+		const uint8_t *at = memchr(t->held.data + from, '<', t->held.len - from);
+
+		if (at == NULL)
+			break;
+		from = (size_t)(at - t->held.data);
+		*close = stands(t, from, FS_CALL_CLOSE, CLOSE_LEN);
+		if (*close || stands(t, from, FS_CALL_OPEN, OPEN_LEN))
+			return from;
+		from++;
+	}
+	return t->held.len;
 }
 
 /* Where a tail begins that may become the mark; held.len when there is none. */
@@ -146,16 +160,18 @@ static size_t before_white(const struct fs_tool_parser *t, size_t at)
 /* All of these return true when there may be more to do. */
 static bool in_text(struct fs_tool_parser *t)
 {
+	const uint8_t *open;
 	size_t white = 0, at;
 
 	while (t->after_call && white < t->held.len && is_white(t->held.data[white]))
 		white++;
 	fs_buf_consume(&t->held, white);
-	at = find(t, 0, FS_CALL_OPEN, OPEN_LEN);
-	if (at == t->held.len) {
+	open = t->held.len > 0 ? memmem(t->held.data, t->held.len, FS_CALL_OPEN, OPEN_LEN) : NULL;
+	if (open == NULL) {
 		put_text(t, before_white(t, partial(t, 0, FS_CALL_OPEN, OPEN_LEN)));
 		return false;
 	}
+	at = (size_t)(open - t->held.data);
 	white = before_white(t, at);
 	t->open_at = at - white;
 	put_text(t, white);
@@ -168,9 +184,9 @@ static bool in_text(struct fs_tool_parser *t)
 
 static bool in_call(struct fs_tool_parser *t, int *err)
 {
-	size_t body = t->open_at + OPEN_LEN, close = find(t, t->scan, FS_CALL_CLOSE, CLOSE_LEN),
-	       open = find(t, t->scan, FS_CALL_OPEN, OPEN_LEN), at = FS_MIN(open, close),
-	       behind = at == close ? at + CLOSE_LEN : at;
+	bool close = false;
+	size_t body = t->open_at + OPEN_LEN, at = find_either(t, t->scan, &close),
+	       behind = close ? at + CLOSE_LEN : at;
 	enum outcome out;
 
 	if (at == t->held.len) {
@@ -190,7 +206,7 @@ static bool in_call(struct fs_tool_parser *t, int *err)
 		return false;
 	} else { /* the mark may lie in a string */
 		t->cut = t->cut > 0 ? t->cut : behind;
-		t->scan = at == close ? behind : at + OPEN_LEN;
+		t->scan = close ? behind : at + OPEN_LEN;
 	}
 	return true;
 }
