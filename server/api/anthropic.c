@@ -189,6 +189,7 @@ static void finish(struct api_call *c)
 
 const struct api_dialect api_anthropic_messages = {.name = "messages",
         .id_prefix = "msg_",
+        .id_header = "request-id",
         .error_before = "event: error\ndata: ",
         .error_after = "\n\n",
         .parse = api_anthropic_parse,
@@ -203,6 +204,7 @@ const struct api_dialect api_anthropic_messages = {.name = "messages",
 
 const struct api_dialect api_anthropic_count = {.name = "messages.count_tokens",
         .id_prefix = "count_",
+        .id_header = "request-id",
         .parse = api_anthropic_parse_count,
         .counted = counted,
         .error = api_error_anthropic,

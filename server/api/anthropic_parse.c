@@ -212,6 +212,30 @@ static int get_assistant(struct api_reader *rd, const json_t *content, const cha
 
 /* ---- messages ---- */
 
+/* Blocks of the system's text are paragraphs. */
+static int get_system(struct api_reader *rd, const json_t *content, const char *param)
+{
+	struct fs_chat_message *m = NULL;
+	size_t n = json_is_array(content) ? 2 * json_array_size(content) : 1;
+	int rc = api_add_message(rd, FS_ROLE_SYSTEM, n, &m);
+	if (!rc && json_is_string(content))
+		rc = api_add_text(rd, m, json_string_value(content), json_string_length(content));
+	for (size_t i = 0; !rc && i < json_array_size(content); i++) {
+		const json_t *block = json_array_get(content, i);
+		const char *type = NULL;
+		char at[64];
+		snprintf(at, sizeof(at), "%s[%zu]", param, i);
+		rc = get_type(rd, block, at, &type);
+		if (!rc && strcmp(type, "text") != 0)
+			rc = refuse_type(rd, at, "\"text\"", type);
+		if (!rc && i > 0)
+			rc = api_add_text(rd, m, "\n\n", 2);
+		if (!rc)
+			rc = add_text(rd, m, json_object_get(block, "text"), at);
+	}
+	return rc;
+}
+
 static int get_message(struct api_reader *rd, const json_t *o, size_t i, bool last)
 {
 	char where[32], param[48];
@@ -223,59 +247,36 @@ static int get_message(struct api_reader *rd, const json_t *o, size_t i, bool la
 	snprintf(param, sizeof(param), "%s.role", where);
 	if (!role)
 		return api_bad(rd, param, "must be a string");
-	bool user = strcmp(role, "user") == 0;
-	if (!user && strcmp(role, "assistant") != 0)
-		return api_bad(rd, param, "must be user or assistant, not \"%.40s\"", role);
-	if (!user && last)
+	bool user = strcmp(role, "user") == 0, system = strcmp(role, "system") == 0;
+	if (!user && !system && strcmp(role, "assistant") != 0)
+		return api_bad(rd, param, "must be user, assistant or system, not \"%.40s\"", role);
+	if (last && !user && !system)
 		return api_bad(rd, where,
 		        "is the assistant's: this server does not go on with an answer that is given; end "
-		        "with "
-		        "a user's message");
+		        "with a user's message");
 	snprintf(param, sizeof(param), "%s.content", where);
 	int rc = check_content(rd, content, param);
 	if (rc)
 		return rc;
-	return user ? get_user(rd, content, param) : get_assistant(rd, content, param);
+	return user     ? get_user(rd, content, param)
+	       : system ? get_system(rd, content, param)
+	                : get_assistant(rd, content, param);
 }
 
 static int get_messages(struct api_reader *rd, const json_t *root)
 {
-	const json_t *a = json_object_get(root, "messages");
+	const json_t *system = json_object_get(root, "system"), *a = json_object_get(root, "messages");
 	size_t n = json_array_size(a);
-	if (!json_is_array(a) || n == 0)
-		return api_bad(rd, "messages", "must be an array of at least one message");
 	int rc = FS_OK;
+	if (system && !json_is_null(system)) {
+		rc = check_content(rd, system, "system");
+		if (!rc)
+			rc = get_system(rd, system, "system");
+	}
+	if (!rc && (!json_is_array(a) || n == 0))
+		rc = api_bad(rd, "messages", "must be an array of at least one message");
 	for (size_t i = 0; !rc && i < n; i++)
 		rc = get_message(rd, json_array_get(a, i), i, i + 1 == n);
-	return rc;
-}
-
-/* Blocks of the system's text are paragraphs. */
-static int get_system(struct api_reader *rd, const json_t *root)
-{
-	struct fs_chat_message *m = NULL;
-	const json_t *system = json_object_get(root, "system");
-	if (!system || json_is_null(system))
-		return FS_OK;
-	int rc = check_content(rd, system, "system");
-	if (!rc)
-		rc = api_add_message(
-		        rd, FS_ROLE_SYSTEM, json_is_array(system) ? 2 * json_array_size(system) : 1, &m);
-	if (!rc && json_is_string(system))
-		rc = api_add_text(rd, m, json_string_value(system), json_string_length(system));
-	for (size_t i = 0; !rc && i < json_array_size(system); i++) {
-		const json_t *block = json_array_get(system, i);
-		const char *type = NULL;
-		char at[32];
-		snprintf(at, sizeof(at), "system[%zu]", i);
-		rc = get_type(rd, block, at, &type);
-		if (!rc && strcmp(type, "text") != 0)
-			rc = refuse_type(rd, at, "\"text\"", type);
-		if (!rc && i > 0)
-			rc = api_add_text(rd, m, "\n\n", 2);
-		if (!rc)
-			rc = add_text(rd, m, json_object_get(block, "text"), at);
-	}
 	return rc;
 }
 
@@ -412,8 +413,6 @@ static int parse(struct api_call *c, const json_t *root, struct fs_refusal *why,
 		rc = api_get_bool(&rd, root, "stream", "stream", &c->stream);
 	if (!rc)
 		rc = check_unsupported(&rd, root);
-	if (!rc)
-		rc = get_system(&rd, root);
 	if (!rc)
 		rc = get_messages(&rd, root);
 	if (!rc)

@@ -23,6 +23,14 @@ void fs_api_messages(void *arg, struct fs_http_request *r);         /* POST /v1/
 void fs_api_count_tokens(void *arg, struct fs_http_request *r);     /* POST /v1/messages/count_tokens */
 void fs_api_models(void *arg, struct fs_http_request *r);           /* GET /v1/models */
 void fs_api_health(void *arg, struct fs_http_request *r);           /* GET /health */
+void fs_api_status(void *arg, struct fs_http_request *r);           /* GET /status */
+void fs_api_history(void *arg, struct fs_http_request *r);          /* GET /v1/history */
+void fs_api_metrics(void *arg, struct fs_http_request *r);          /* GET /metrics */
+
+/* Errors that http answers itself, in the envelope of the API that the path belongs to: an
+ * fs_http_error_body. */
+int fs_api_error_body(const char *path, int status, const char *type, const char *code, const char *message,
+        struct fs_buf *out);
 
 /* ---- for tests and fuzzing ---- */
 

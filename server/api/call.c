@@ -353,6 +353,8 @@ void api_call_start(const struct fs_api *api, const struct api_dialect *d, struc
 	fs_buf_init(&c->answer, MAX_ANSWER);
 	api_make_id(c->id, sizeof(c->id), d->id_prefix);
 	c->rec = fs_record_open(fs_service_books(api->service), d->name, c->id, fs_http_arrived(r));
+	if (d->id_header)
+		fs_http_add_header(r, d->id_header, c->id);
 	if (d->error_before)
 		fs_http_set_stream_frame(r, d->error_before, d->error_after);
 	if (fs_service_submit(api->service, run, c) == FS_OK)

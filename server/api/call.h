@@ -20,6 +20,7 @@ struct api_tool_call {
 struct api_dialect {
 	const char *name;      /* in records: "chat.completions" */
 	const char *id_prefix; /* "chatcmpl-" */
+	const char *id_header; /* the answer's header that holds the id, as that API's clients show it */
 	/* What stands around an error's JSON when it has to go out as an event; NULL: as OpenAI's chat. */
 	const char *error_before, *error_after;
 	/* Fills c->chat and the call's options; c->chat.gen holds the config's sampling before. Everything is

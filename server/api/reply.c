@@ -89,3 +89,18 @@ void api_reply_json(struct fs_http_request *r, json_t *o)
 	free(text);
 	fs_http_unref(r);
 }
+
+int fs_api_error_body(const char *path, int status, const char *type, const char *code, const char *message,
+        struct fs_buf *out)
+{
+	static const char anthropic[] = "/v1/messages";
+	const size_t n = sizeof(anthropic) - 1;
+	bool theirs = strncmp(path, anthropic, n) == 0 && (path[n] == '\0' || path[n] == '/');
+	struct api_error err = {.status = status, .type = type, .code = code, .message = message};
+	json_t *o = theirs ? api_error_anthropic(&err) : api_error_openai(&err);
+	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+	json_decref(o);
+	int rc = text ? fs_buf_append_str(out, text) : FS_ENOMEM;
+	free(text);
+	return rc;
+}

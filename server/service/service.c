@@ -57,11 +57,13 @@ struct fs_books *fs_service_books(struct fs_service *s)
 	return s->books;
 }
 
-void fs_service_turn(struct fs_service *s, size_t *waiting, uint64_t *entries)
+void fs_service_turn(struct fs_service *s, struct fs_turn_state *out)
 {
 	pthread_mutex_lock(&s->turn.lock);
-	*waiting = s->turn.waiting;
-	*entries = s->turn.entries;
+	*out = (struct fs_turn_state){.held = s->turn.held,
+	        .waiting = s->turn.waiting,
+	        .depth = s->turn.depth,
+	        .entries = s->turn.entries};
 	pthread_mutex_unlock(&s->turn.lock);
 }
 
@@ -233,6 +235,7 @@ struct generation {
 static void on_progress(void *arg, int32_t done, int32_t total)
 {
 	struct generation *g = arg;
+	fs_record_reused(g->rec, g->report->gen.reused_tokens);
 	fs_record_progress(g->rec, done, total);
 	if (g->sink->progress)
 		g->sink->progress(g->sink->arg, done, total, g->report->gen.reused_tokens);

@@ -31,8 +31,12 @@ void fs_service_destroy(struct fs_service *s);
 const struct fs_service_opts *fs_service_opts(const struct fs_service *s);
 
 struct fs_books *fs_service_books(struct fs_service *s);
-/* Requests that wait for the turn, and how often it was taken since the start. */
-void fs_service_turn(struct fs_service *s, size_t *waiting, uint64_t *entries);
+struct fs_turn_state {
+	bool held;             /* by a request, or by an encoder on this machine's GPU */
+	size_t waiting, depth; /* depth: the most that may wait */
+	uint64_t entries;      /* how often it was taken since the start */
+};
+void fs_service_turn(struct fs_service *s, struct fs_turn_state *out);
 
 /* Runs fn(arg) on a worker of its own; FS_EUNAVAILABLE when all are busy. */
 int fs_service_submit(struct fs_service *s, void (*fn)(void *arg), void *arg);

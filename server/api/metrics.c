@@ -1,0 +1,214 @@
+/*
+ * GET /metrics in Prometheus' text format 0.0.4: totals of the books, histograms of phases, states of hosts.
+ * Answered on the loop at once. Only requests to the model are counted in it: probes, lists of models and
+ * this page itself are no requests, so an idle server's histograms stand still however often it is asked.
+ * Reference: Prometheus, "Exposition formats" and "Metric and label naming".
+ */
+#include "server/api/internal.h"
+
+#include <stdio.h>
+
+#define MAX_PAGE ((size_t)128 << 10) /* several times what all hosts and histograms take */
+
+static void family(struct fs_buf *b, const char *name, const char *type, const char *help)
+{
+	fs_buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* "{key="value"}"; backslash, quote and line feed are escaped, other control characters are no text. */
+static void label(struct fs_buf *b, const char *key, const char *value)
+{
+	json_t *clean = api_text(value);
+	fs_buf_printf(b, "{%s=\"", key);
+	for (const char *p = clean ? json_string_value(clean) : ""; *p; p++) {
+		if (*p == '\\' || *p == '"')
+			fs_buf_printf(b, "\\%c", *p);
+		else if (*p == '\n')
+			fs_buf_append_str(b, "\\n");
+		else
+			fs_buf_append(b, (unsigned char)*p < 0x20 ? "?" : p, 1);
+	}
+	fs_buf_append_str(b, "\"}");
+	json_decref(clean);
+}
+
+static void simple(struct fs_buf *b, const char *name, const char *type, const char *help, double value)
+{
+	family(b, name, type, help);
+	fs_buf_printf(b, "%s %.15g\n", name, value);
+}
+
+static void counter(struct fs_buf *b, const char *name, const char *help, uint64_t n)
+{
+	simple(b, name, "counter", help, (double)n);
+}
+
+/* ---- histograms ---- */
+
+struct histogram {
+	uint64_t count;
+	const uint64_t *buckets;
+	double sum;
+};
+
+/* key NULL: no label. */
+static void histogram(
+        struct fs_buf *b, const char *name, const char *key, const char *value, const struct histogram *h)
+{
+	char pair[64] = "";
+	uint64_t below = 0;
+	if (key)
+		snprintf(pair, sizeof(pair), "%s=\"%s\"", key, value);
+	for (size_t i = 0; i <= FS_N_BUCKETS; i++) {
+		below += h->buckets[i];
+		fs_buf_printf(b, "%s_bucket{%s%sle=\"", name, pair, key ? "," : "");
+		if (i < FS_N_BUCKETS)
+			fs_buf_printf(b, "%.15g", fs_bucket_bound(i));
+		else
+			fs_buf_append_str(b, "+Inf");
+		fs_buf_printf(b, "\"} %llu\n", (unsigned long long)below);
+	}
+	const char *open = key ? "{" : "", *close = key ? "}" : "";
+	fs_buf_printf(b, "%s_sum%s%s%s %.15g\n%s_count%s%s%s %llu\n", name, open, pair, close, h->sum, name,
+	        open, pair, close, (unsigned long long)h->count);
+}
+
+static void histograms(struct fs_buf *b, const struct fs_books_totals *t)
+{
+	family(b, "farsight_phase_seconds", "histogram", "Time that requests spent in a phase.");
+	for (size_t i = 0; i < FS_N_PHASES; i++)
+		histogram(b, "farsight_phase_seconds", "phase", fs_phase_name(i),
+		        &(struct histogram){t->phase[i].count, t->phase[i].buckets, t->phase[i].sum});
+	family(b, "farsight_request_seconds", "histogram", "From the arrival of a request to its end.");
+	histogram(b, "farsight_request_seconds", NULL, NULL,
+	        &(struct histogram){t->whole.count, t->whole.buckets, t->whole.sum});
+	family(b, "farsight_first_token_seconds", "histogram",
+	        "From the arrival of a request to its first token.");
+	histogram(b, "farsight_first_token_seconds", NULL, NULL,
+	        &(struct histogram){t->first_token.count, t->first_token.buckets, t->first_token.sum});
+}
+
+/* ---- requests ---- */
+
+static void requests(struct fs_buf *b, const struct fs_books_totals *t)
+{
+	family(b, "farsight_requests_total", "counter", "Requests that ended, by their end.");
+	for (size_t i = FS_END_NONE + 1; i < FS_N_ENDS; i++) {
+		fs_buf_append_str(b, "farsight_requests_total");
+		label(b, "end", fs_end_name(i));
+		fs_buf_printf(b, " %llu\n", (unsigned long long)t->ends[i]);
+	}
+	family(b, "farsight_requests_live", "gauge", "Requests that are being worked on, by their phase.");
+	for (size_t i = 0; i < FS_N_PHASES; i++) {
+		fs_buf_append_str(b, "farsight_requests_live");
+		label(b, "phase", fs_phase_name(i));
+		fs_buf_printf(b, " %zu\n", t->live[i]);
+	}
+	counter(b, "farsight_prompt_tokens_total", "Tokens of prompts, reused ones included.",
+	        t->prompt_tokens);
+	counter(b, "farsight_reused_tokens_total", "Tokens of prompts that were still in the engine's cache.",
+	        t->reused_tokens);
+	counter(b, "farsight_completion_tokens_total", "Tokens of answers.", t->completion_tokens);
+	counter(b, "farsight_pictures_total", "Pictures in requests.", t->pictures);
+	counter(b, "farsight_pictures_cached_total", "Pictures whose rows were in the cache.",
+	        t->pictures_cached);
+}
+
+static void turn(struct fs_buf *b, struct fs_service *s)
+{
+	struct fs_turn_state t;
+	fs_service_turn(s, &t);
+	simple(b, "farsight_queue_length", "gauge", "Requests that wait for the turn.", (double)t.waiting);
+	simple(b, "farsight_turn_held", "gauge", "Whether the engine or this machine's GPU is taken.",
+	        t.held);
+	counter(b, "farsight_turn_entries_total", "How often the turn was taken.", t.entries);
+}
+
+/* ---- hosts ---- */
+
+static double host_up(const struct fs_host_status *h)
+{
+	return h->state == FS_HOST_UP;
+}
+static double host_encodes(const struct fs_host_status *h)
+{
+	return (double)h->encodes;
+}
+static double host_errors(const struct fs_host_status *h)
+{
+	return (double)h->errors;
+}
+static double host_sent(const struct fs_host_status *h)
+{
+	return (double)h->bytes_up;
+}
+static double host_received(const struct fs_host_status *h)
+{
+	return (double)h->bytes_down;
+}
+static double host_rtt(const struct fs_host_status *h)
+{
+	return h->rtt_ms / 1e3;
+}
+static double host_outstanding(const struct fs_host_status *h)
+{
+	return h->outstanding;
+}
+
+static void hosts(struct fs_buf *b, struct fs_vision *v)
+{
+	static const struct {
+		const char *name, *type, *help;
+		double (*get)(const struct fs_host_status *h);
+	} families[] = {{"farsight_host_up", "gauge", "Whether the host takes pictures.", host_up},
+	        {"farsight_host_encodes_total", "counter", "Pictures that the host encoded.", host_encodes},
+	        {"farsight_host_errors_total", "counter", "Pictures that failed on the host.", host_errors},
+	        {"farsight_host_sent_bytes_total", "counter", "Bytes sent to the host.", host_sent},
+	        {"farsight_host_received_bytes_total", "counter", "Bytes that came from the host.",
+	                host_received},
+	        {"farsight_host_rtt_seconds", "gauge", "Round trip of the last ping; 0 = unknown.", host_rtt},
+	        {"farsight_host_outstanding", "gauge", "Pictures that the host has not answered yet.",
+	                host_outstanding}};
+	struct fs_host_status st[FS_VISION_MAX_HOSTS];
+	size_t n = v ? fs_vision_status(v, st, FS_ARRAY_LEN(st)) : 0;
+	for (size_t i = 0; n > 0 && i < FS_ARRAY_LEN(families); i++) {
+		family(b, families[i].name, families[i].type, families[i].help);
+		for (size_t k = 0; k < n; k++) {
+			fs_buf_append_str(b, families[i].name);
+			label(b, "host", st[k].host);
+			fs_buf_printf(b, " %.15g\n", families[i].get(&st[k]));
+		}
+	}
+}
+
+int api_metrics_page(const struct fs_api *api, struct fs_buf *b)
+{
+	struct fs_books_totals t;
+	int rc = fs_buf_reserve(b, MAX_PAGE); /* so that no append fails */
+	if (rc)
+		return rc;
+	fs_books_totals(fs_service_books(api->service), &t);
+	family(b, "farsight_build_info", "gauge", "The server's version.");
+	fs_buf_append_str(b, "farsight_build_info");
+	label(b, "version", FS_VERSION);
+	fs_buf_append_str(b, " 1\n");
+	simple(b, "farsight_start_time_seconds", "gauge", "When the server started, in seconds since 1970.",
+	        (double)t.since_wall / 1e3);
+	requests(b, &t);
+	turn(b, api->service);
+	histograms(b, &t);
+	hosts(b, fs_service_opts(api->service)->vision);
+	return FS_OK;
+}
+
+void fs_api_metrics(void *arg, struct fs_http_request *r)
+{
+	struct fs_buf b;
+	fs_buf_init(&b, MAX_PAGE);
+	if (api_metrics_page(arg, &b) == FS_OK)
+		fs_http_reply(r, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, b.data, b.len);
+	else
+		fs_http_stream_end(r);
+	fs_buf_finish(&b);
+	fs_http_unref(r);
+}

@@ -1,0 +1,184 @@
+/*
+ * GET /status and GET /v1/history: what the server is doing, and what it did. Answered on the loop at once
+ * from the books and the hosts' states; they are no requests themselves and never wait for the engine.
+ */
+#include "server/api/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double seconds(int64_t ns)
+{
+	return (double)ns / 1e9;
+}
+
+/* ---- vision ---- */
+
+static json_t *host_json(const struct fs_host_status *h, bool whole, int64_t now)
+{
+	json_t *o = json_pack("{s:o, s:s, s:o*, s:o*}", "host", api_text(h->host), "state",
+	        fs_host_state_name(h->state), "cause", h->cause[0] ? api_text(h->cause) : NULL, "device",
+	        h->device[0] ? api_text(h->device) : NULL);
+	json_t *more = !whole ? NULL
+	                      : json_pack("{s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:i, s:i}", "state_age_s",
+	                                seconds(now - h->since), "rtt_ms", h->rtt_ms, "encodes",
+	                                (json_int_t)h->encodes, "errors", (json_int_t)h->errors, "bytes_up",
+	                                (json_int_t)h->bytes_up, "bytes_down", (json_int_t)h->bytes_down,
+	                                "outstanding", (json_int_t)h->outstanding, "min_tokens",
+	                                h->min_tokens, "max_tokens", h->max_tokens);
+	if (more)
+		json_object_update(o, more);
+	json_decref(more);
+	if (whole && h->fingerprint[0])
+		json_object_set_new(o, "fingerprint", api_text(h->fingerprint));
+	return o;
+}
+
+json_t *api_vision(struct fs_vision *v, bool whole)
+{
+	struct fs_host_status st[FS_VISION_MAX_HOSTS];
+	size_t n = v ? fs_vision_status(v, st, FS_ARRAY_LEN(st)) : 0;
+	int64_t now = fs_now();
+	bool up = false;
+	json_t *hosts = json_array();
+	for (size_t i = 0; i < n; i++) {
+		up |= st[i].state == FS_HOST_UP;
+		json_array_append_new(hosts, host_json(&st[i], whole, now));
+	}
+	return json_pack("{s:b, s:b, s:o}", "configured", v != NULL, "available", up, "hosts", hosts);
+}
+
+/* ---- rows ---- */
+
+/* What live and ended requests have in common. */
+static json_t *row_json(const struct fs_record_row *r)
+{
+	json_t *phases = json_object();
+	for (size_t i = 0; i < FS_N_PHASES; i++)
+		json_object_set_new(phases, fs_phase_name(i), json_real((double)r->spent[i] / 1e6));
+	return json_pack("{s:s, s:s, s:b, s:f, s:s, s:o, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f}", "id",
+	        r->id, "api", r->api, "stream", r->stream, "began", (double)r->began_wall / 1e3, "phase",
+	        fs_phase_name(r->phase), "phases_ms", phases, "pictures", r->pictures, "pictures_cached",
+	        r->pictures_cached, "prompt_tokens", r->prompt_tokens, "prompt_done", r->prompt_done,
+	        "reused_tokens", r->reused_tokens, "completion_tokens", r->completion_tokens, "max_tokens",
+	        r->max_tokens, "tokens_per_s_mean", r->tokens_per_s_mean);
+}
+
+static json_t *live_json(const struct fs_record_row *r)
+{
+	json_t *o = row_json(r);
+	json_object_set_new(o, "age_s", json_real(seconds(r->lasted)));
+	json_object_set_new(o, "phase_age_s", json_real(seconds(r->phase_age)));
+	json_object_set_new(o, "tokens_per_s", json_real(r->tokens_per_s));
+	json_object_set_new(o, "holds_turn", json_boolean(r->holds_turn));
+	return o;
+}
+
+static json_t *ended_json(const struct fs_record_row *r)
+{
+	json_t *o = row_json(r);
+	json_object_set_new(o, "duration_ms", json_real((double)r->lasted / 1e6));
+	json_object_set_new(o, "finish", json_string(fs_end_name(r->end)));
+	json_object_set_new(o, "status", json_integer(r->status));
+	if (r->cause != FS_CANCEL_NONE)
+		json_object_set_new(o, "cause", json_string(fs_cancel_cause_name(r->cause)));
+	if (r->code[0])
+		json_object_set_new(o, "code", api_text(r->code));
+	if (r->error[0])
+		json_object_set_new(o, "error", api_text(r->error));
+	return o;
+}
+
+/* ---- /status ---- */
+
+static json_t *turn_json(struct fs_service *s, const struct fs_record_row *live, size_t n)
+{
+	struct fs_turn_state t;
+	json_t *holder = NULL;
+	fs_service_turn(s, &t);
+	for (size_t i = 0; i < n && !holder; i++)
+		if (live[i].holds_turn)
+			holder = json_pack("{s:s, s:s}", "id", live[i].id, "api", live[i].api);
+	return json_pack("{s:b, s:o?, s:I, s:I, s:I}", "held", t.held, "holder", holder, "waiting",
+	        (json_int_t)t.waiting, "depth", (json_int_t)t.depth, "entries", (json_int_t)t.entries);
+}
+
+static json_t *totals_json(const struct fs_books_totals *t)
+{
+	json_t *ends = json_object();
+	for (size_t i = FS_END_NONE + 1; i < FS_N_ENDS; i++)
+		json_object_set_new(ends, fs_end_name(i), json_integer((json_int_t)t->ends[i]));
+	return json_pack("{s:f, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "since", (double)t->since_wall / 1e3,
+	        "requests", (json_int_t)t->requests, "finish", ends, "prompt_tokens",
+	        (json_int_t)t->prompt_tokens, "reused_tokens", (json_int_t)t->reused_tokens,
+	        "completion_tokens", (json_int_t)t->completion_tokens, "pictures", (json_int_t)t->pictures,
+	        "pictures_cached", (json_int_t)t->pictures_cached);
+}
+
+static json_t *engine_json(const struct fs_api *api, const struct fs_engine_info *e)
+{
+	return json_pack("{s:s, s:s, s:i, s:s, s:s, s:I, s:I}", "model", api->model_name, "arch", e->arch,
+	        "context", e->n_ctx, "template", e->template_name, "device", e->device, "weight_bytes",
+	        (json_int_t)e->weight_bytes, "kv_bytes", (json_int_t)e->kv_bytes);
+}
+
+void fs_api_status(void *arg, struct fs_http_request *r)
+{
+	const struct fs_api *api = arg;
+	const struct fs_service_opts *o = fs_service_opts(api->service);
+	struct fs_books *books = fs_service_books(api->service);
+	struct fs_books_totals totals;
+	struct fs_record_row *live = calloc((size_t)o->workers + 1, sizeof(*live));
+	size_t n = live ? fs_books_live(books, live, (size_t)o->workers + 1) : 0;
+	json_t *rows = json_array();
+	fs_books_totals(books, &totals);
+	for (size_t i = 0; i < n; i++)
+		json_array_append_new(rows, live_json(&live[i]));
+	api_reply_json(
+	        r, json_pack("{s:b, s:o, s:o, s:o, s:o, s:o}", "busy", n > 0, "turn",
+	                   turn_json(api->service, live, n), "requests", rows, "vision",
+	                   api_vision(o->vision, true), "engine", engine_json(api, fs_engine_info(o->engine)),
+	                   "totals", totals_json(&totals)));
+	free(live);
+}
+
+/* ---- /v1/history ---- */
+
+#define DEFAULT_ROWS 100
+
+/* "limit=N" in a query string; false when it is no whole number from 1 on. */
+static bool get_limit(const char *query, size_t *limit)
+{
+	*limit = DEFAULT_ROWS;
+	for (const char *p = query; p; p = strchr(p, '&') ? strchr(p, '&') + 1 : NULL) {
+		char *end;
+		if (strncmp(p, "limit=", 6) != 0)
+			continue;
+		unsigned long n = p[6] >= '0' && p[6] <= '9' ? strtoul(p + 6, &end, 10) : 0;
+		if (n == 0 || (*end != '\0' && *end != '&'))
+			return false;
+		*limit = FS_MIN(n, (size_t)FS_HISTORY_ROWS);
+	}
+	return true;
+}
+
+void fs_api_history(void *arg, struct fs_http_request *r)
+{
+	const struct fs_api *api = arg;
+	size_t limit;
+	if (!get_limit(fs_http_query(r), &limit)) {
+		struct api_error err = {400, "invalid_request_error", NULL, "limit",
+		        "\"limit\" must be a whole number from 1 on"};
+		api_reply_error(r, &err);
+		fs_http_unref(r);
+		return;
+	}
+	struct fs_record_row *rows = calloc(limit, sizeof(*rows));
+	size_t n = rows ? fs_books_history(fs_service_books(api->service), rows, limit) : 0;
+	json_t *data = json_array();
+	for (size_t i = 0; i < n; i++)
+		json_array_append_new(data, ended_json(&rows[i]));
+	free(rows);
+	api_reply_json(r, json_pack("{s:s, s:o}", "object", "list", "data", data));
+}
