@@ -199,7 +199,7 @@ static int conclude(struct run *u, int err)
 	if (u->r->completion_tokens == 0)
 		return fs_fail_prefix(u->e, err, "the engine failed on the prompt");
 	return fs_fail_prefix(
-	        u->e, err, "the engine failed after %d tokens of the answer", u->r->completion_tokens);
+	        u->e, err, "the engine failed after %d token(s) of the answer", u->r->completion_tokens);
 }
 
 int fs_core_generate(struct fs_core *c, const struct fs_prompt *p, const struct fs_gen_params *params,
