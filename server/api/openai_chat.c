@@ -105,6 +105,7 @@ static void finish(struct api_call *c)
 
 const struct api_dialect api_openai_chat = {.name = "chat.completions",
         .id_prefix = "chatcmpl-",
+        .id_header = "x-request-id",
         .parse = api_openai_parse_chat,
         .begin = begin,
         .text = text,
