@@ -90,6 +90,7 @@ static int read_options(struct fs_config *c, int argc, char **argv, struct fs_er
 /* Each with the server's fs_api as its argument. */
 static const struct fs_http_route api_routes[] = {
         {"POST", "/v1/chat/completions", fs_api_chat_completions, NULL},
+        {"POST", "/v1/completions", fs_api_completions, NULL},
         {"POST", "/v1/messages", fs_api_messages, NULL},
         {"POST", "/v1/messages/count_tokens", fs_api_count_tokens, NULL},
         {"GET", "/v1/models", fs_api_models, NULL},
