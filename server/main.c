@@ -95,6 +95,9 @@ static const struct fs_http_route api_routes[] = {
         {"POST", "/v1/messages/count_tokens", fs_api_count_tokens, NULL},
         {"GET", "/v1/models", fs_api_models, NULL},
         {"GET", "/health", fs_api_health, NULL},
+        {"GET", "/status", fs_api_status, NULL},
+        {"GET", "/v1/history", fs_api_history, NULL},
+        {"GET", "/metrics", fs_api_metrics, NULL},
 };
 
 struct server {
@@ -207,7 +210,19 @@ static int bind_http(struct server *s, const struct fs_config *c, struct fs_errb
 	        .max_body = (size_t)c->max_body_mb << 20,
 	        .timeout_ms = c->timeout_s * 1000,
 	        .routes = s->routes,
-	        .n_routes = FS_ARRAY_LEN(s->routes)};
+	        .n_routes = FS_ARRAY_LEN(s->routes),
+	        .api_keys = (const char *const *)c->api_key.items,
+	        .n_api_keys = c->api_key.n,
+	        .allowed_hosts = (const char *const *)c->allowed_hosts.items,
+	        .n_allowed_hosts = c->allowed_hosts.n,
+	        .cors_origins = (const char *const *)c->cors_origins.items,
+	        .n_cors_origins = c->cors_origins.n,
+	        .open_without_key = c->open_to_network_without_key,
+	        .max_connections = (size_t)c->max_connections,
+	        .max_bodies = (size_t)c->max_bodies_mb << 20,
+	        .read_timeout_ms = c->read_timeout_s * 1000,
+	        .peer_timeout_ms = c->peer_timeout_s * 1000,
+	        .error_body = fs_api_error_body};
 	return fs_http_create(&o, &s->http, e);
 }
 

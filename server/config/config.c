@@ -27,6 +27,27 @@ static const struct key keys[] = {
                 "The model's name in answers and in /v1/models. Default: the name inside the file."},
         {"listen", T_STRING, AT(listen), 0, 0, "\"127.0.0.1:8080\"", NULL,
                 "Address and port of the HTTP API; port 0 takes a free one and logs it."},
+        {"api_key", T_STRINGS, AT(api_key), 0, 0, "null", NULL,
+                "Keys of which every request but GET /health must carry one, as \"Authorization: Bearer "
+                "KEY\" or "
+                "\"x-api-key: KEY\". Without: the checks of Host and Origin described in docs/API.md."},
+        {"open_to_network_without_key", T_BOOL, AT(open_to_network_without_key), 0, 0, "false", NULL,
+                "Allows a \"listen\" that other machines can reach although there is no api_key."},
+        {"allowed_hosts", T_STRINGS, AT(allowed_hosts), 0, 0, "null", NULL,
+                "Host names by which clients reach the server, beside addresses, localhost and that of "
+                "listen: "
+                "\"name\", \".name\" for it and all below it, \"*\" for any. Looked at without an api_key."},
+        {"cors_origins", T_STRINGS, AT(cors_origins), 0, 0, "null", NULL,
+                "Origins of web pages that may use the server: \"https://app.example\", or \"*\" for any."},
+        {"max_connections", T_INT, AT(max_connections), 1, 65536, "512", NULL,
+                "Connections open at once; past it the answer is 503."},
+        {"max_bodies_mb", T_INT, AT(max_bodies_mb), 1, 65536, "256", NULL,
+                "MiB of all request bodies in memory at once; past it the answer is 503."},
+        {"read_timeout_s", T_INT, AT(read_timeout_s), 1, 3600, "60", NULL,
+                "Seconds in which a request must have arrived whole, from its first byte on; then 408."},
+        {"peer_timeout_s", T_INT, AT(peer_timeout_s), 1, 3600, "30", NULL,
+                "Seconds after which a client that acknowledges nothing (power or network lost) is taken for "
+                "gone."},
         {"device", T_STRING, AT(device), 0, 0, "\"auto\"", NULL,
                 "Where the text model runs: \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"."},
         {"threads", T_INT, AT(threads), 0, 1024, "0", NULL,
@@ -440,6 +461,8 @@ int fs_config_check(const struct fs_config *c, struct fs_errbuf *e)
 {
 	if (!c->model)
 		return fs_fail(e, FS_EINVAL, "no text model: set \"model\" to the path of a GGUF file");
+	if (c->max_bodies_mb < c->max_body_mb)
+		return fs_fail(e, FS_EINVAL, "\"max_bodies_mb\" must not be smaller than \"max_body_mb\"");
 	if (c->vision.remote && c->vision.n_hosts == 0)
 		return fs_fail(e, FS_EINVAL, "\"vision.remote\" is true but \"vision.hosts\" names no host");
 	if (!c->vision.remote && c->vision.n_hosts > 0)

@@ -28,6 +28,9 @@ struct fs_config_host { /* strings owned by the config; NULL = default */
 
 struct fs_config {
 	char *model, *name, *listen, *device, *chat_template, *log_level;
+	struct fs_config_strings api_key, allowed_hosts, cors_origins;
+	bool open_to_network_without_key;
+	int64_t max_connections, max_bodies_mb, read_timeout_s, peer_timeout_s;
 	int64_t threads, context;
 	int64_t timeout_s, drain_s, workers, queue_depth;
 	int64_t max_body_mb, max_pictures, max_picture_mb, max_picture_mpx;

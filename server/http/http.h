@@ -6,7 +6,11 @@
  * Lifetime: a request lives until its last reference is dropped. Its holder ends it with exactly one of
  * fs_http_reply or fs_http_stream_end (after fs_http_stream_begin), which both work and do nothing when the
  * client has left. Cancel: the token is made before the handler is called, and fires when the client leaves,
- * also while no reply has been started. A client that shuts down its writing side counts as gone.
+ * also while no reply has been started. A client that shuts down its writing side counts as gone, and so does
+ * one that acknowledges nothing for peer_timeout_ms (its machine lost power or the network).
+ *
+ * Requests are read strictly and within limits; errors that are answered here, before any handler, are JSON
+ * like all others.
  */
 #ifndef FS_SERVER_HTTP_H
 #define FS_SERVER_HTTP_H
@@ -26,24 +30,50 @@ struct fs_http_route {
 	void *arg;
 };
 
+/* Appends the body of an error answer to out, in the envelope of the API that path belongs to. code NULL =
+ * none. Loop thread; must not block. */
+typedef int (*fs_http_error_body)(const char *path, int status, const char *type, const char *code,
+        const char *message, struct fs_buf *out);
+
+/* What pointers lead to must outlive the server. Zeros mean the stated defaults. */
 struct fs_http_opts {
-	const char *listen;                 /* "127.0.0.1:8080", "[::1]:0" */
-	size_t max_body;                    /* bytes */
-	int64_t timeout_ms;                 /* deadline of each request's token */
-	const struct fs_http_route *routes; /* must outlive the server */
+	const char *listen; /* "127.0.0.1:8080", "[::1]:0" */
+	size_t max_body;    /* bytes */
+	int64_t timeout_ms; /* deadline of each request's token */
+	const struct fs_http_route *routes;
 	size_t n_routes;
+
+	/* Access. With keys every request must carry one, but for GET /health and OPTIONS; without, names of
+	 * hosts and origins of web pages are checked. */
+	const char *const *api_keys;
+	size_t n_api_keys;
+	const char *const *allowed_hosts; /* "name", ".name" with all below it, "*" */
+	size_t n_allowed_hosts;
+	const char *const *cors_origins; /* "https://app.example", "*" */
+	size_t n_cors_origins;
+	bool open_without_key; /* may listen where other machines reach it, without a key */
+
+	/* Limits. */
+	size_t max_connections;  /* 512; past it new ones get 503 */
+	size_t max_bodies;       /* bytes of all bodies in memory; 4 times max_body; past it 503 */
+	int64_t read_timeout_ms; /* 60 s for a whole request, from its first byte on; then 408 */
+	int64_t peer_timeout_ms; /* 30 s; a peer that acknowledges nothing for so long is gone */
+
+	fs_http_error_body error_body; /* of errors answered here; default OpenAI's envelope */
 };
 /* Binds; connections wait in the socket's backlog until fs_http_start starts the loop thread. */
 int fs_http_create(const struct fs_http_opts *o, struct fs_http **out, struct fs_errbuf *e);
 int fs_http_start(struct fs_http *h, struct fs_errbuf *e);
 int fs_http_port(const struct fs_http *h);
-/* No new connections or requests from now on (503 for those on open connections). */
+/* No new connections or requests from now on (503 for those on open connections); idle connections are
+ * closed, others with their answer. */
 void fs_http_stop_accepting(struct fs_http *h);
 /* Fires every live request's token. */
 void fs_http_cancel_all(struct fs_http *h, enum fs_cancel_cause cause);
 /* Requests between arrival and their end. */
 size_t fs_http_live(const struct fs_http *h);
-/* Ends the loop; every request must have been ended before. Stops listening first. */
+/* Ends the loop, when the last answers have left or after a second; every request must have been ended before
+ * and its references dropped. Stops listening first. */
 void fs_http_destroy(struct fs_http *h);
 
 struct fs_http_request *fs_http_ref(struct fs_http_request *r);

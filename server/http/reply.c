@@ -91,11 +91,8 @@ static void do_begin(struct fs_http_request *r)
 	add_header(r->req, "Content-Type", "text/event-stream; charset=utf-8");
 	add_header(r->req, "Cache-Control", "no-cache");
 	add_header(r->req, "X-Accel-Buffering", "no");
+	http_say_if_last(r->h, r->req);
 	evhttp_send_reply_start(r->req, 200, NULL);
-	/* Bytes that the client sends during the stream would pile up without a bound. */
-	struct bufferevent *bev = output(r);
-	if (bev)
-		bufferevent_setwatermark(bev, EV_READ, 0, 64 * 1024);
 	drain_start(r);
 	r->wrote_at = fs_now();
 	set_timer(r, FS_HTTP_KEEPALIVE_MS);
@@ -162,6 +159,7 @@ static void do_reply(struct fs_http_request *r, const struct order *o)
 	}
 	add_header(r->req, "Content-Type", o->content_type ? o->content_type : "application/json");
 	add_extra(r->req, o->extra_header);
+	http_say_if_last(r->h, r->req);
 	struct evhttp_request *req = r->req;
 	http_request_over(r);
 	evhttp_send_reply(req, o->value, NULL, body);

@@ -10,11 +10,12 @@
 #include <arpa/inet.h>
 #include <unistd.h>
 
-#define MAX_HEADERS (64 * 1024)
-/* evhttp cuts a connection that is quiet for this long: slow senders of a request, and idle keep-alive
- * connections. Streams are kept by comments. */
-#define SOCKET_TIMEOUT_S 60
 #define ACCEPT_PAUSE_MS 200
+/* Answers that are on their way get this long when the loop ends. */
+#define FLUSH_MS 1000
+#define DEFAULT_CONNECTIONS 512
+#define DEFAULT_READ_MS 60000
+#define DEFAULT_PEER_MS 30000
 
 struct order *http_order_new(enum act act, struct fs_http_request *r, const void *data, size_t n)
 {
@@ -56,6 +57,27 @@ static void do_stop_accepting(struct fs_http *h)
 	if (h->bound)
 		evhttp_del_accept_socket(h->ev, h->bound);
 	h->bound = NULL;
+	http_gate_close_idle(h);
+}
+
+static void end_loop(evutil_socket_t fd, short what, void *arg)
+{
+	struct fs_http *h = arg;
+	event_base_loopexit(h->base, NULL);
+}
+
+void http_exit_when_idle(struct fs_http *h)
+{
+	if (h->exiting && !http_gate_any_busy(h))
+		end_loop(-1, 0, h);
+}
+
+static void do_exit(struct fs_http *h)
+{
+	struct timeval tv = {.tv_sec = FLUSH_MS / 1000};
+	h->exiting = true;
+	evtimer_add(h->exit_timer, &tv);
+	http_exit_when_idle(h);
 }
 
 static void on_wake(evutil_socket_t fd, short what, void *arg)
@@ -72,7 +94,7 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
 		if (o->act == ACT_STOP_ACCEPTING)
 			do_stop_accepting(h);
 		else if (o->act == ACT_EXIT)
-			event_base_loopexit(h->base, NULL);
+			do_exit(h);
 		else
 			http_do_order(o);
 		order_free(o);
@@ -100,15 +122,23 @@ static int split_listen(
 	return FS_OK;
 }
 
-static int bound_port(struct evhttp_bound_socket *b)
+/* The port, and whether only this machine can reach it. */
+static int bound_port(struct evhttp_bound_socket *b, bool *loopback)
 {
 	struct sockaddr_storage ss = {0};
 	socklen_t n = sizeof(ss);
+	*loopback = false;
 	if (getsockname(evhttp_bound_socket_get_fd(b), (struct sockaddr *)&ss, &n))
 		return 0;
-	if (ss.ss_family == AF_INET6)
-		return ntohs(((struct sockaddr_in6 *)&ss)->sin6_port);
-	return ntohs(((struct sockaddr_in *)&ss)->sin_port);
+	if (ss.ss_family == AF_INET6) {
+		const struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&ss;
+		*loopback = IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ||
+		            (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) && v6->sin6_addr.s6_addr[12] == 127);
+		return ntohs(v6->sin6_port);
+	}
+	const struct sockaddr_in *v4 = (struct sockaddr_in *)&ss;
+	*loopback = ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+	return ntohs(v4->sin_port);
 }
 
 /* The server of this loop thread; a listener's error callback is not told it. */
@@ -124,10 +154,26 @@ static void accept_failed(struct evconnlistener *l, void *arg)
 	evtimer_add(loop_server->retry_accept, &tv);
 }
 
-static void accept_again(evutil_socket_t fd, short what, void *arg)
+void http_accept_pause(struct fs_http *h)
+{
+	h->full = true;
+	if (h->bound)
+		evconnlistener_disable(evhttp_bound_socket_get_listener(h->bound));
+}
+
+void http_accept_again(struct fs_http *h)
+{
+	if (!h->full || h->n_gates >= h->o.max_connections + HTTP_SPARE_CONNECTIONS)
+		return;
+	h->full = false;
+	if (h->bound)
+		evconnlistener_enable(evhttp_bound_socket_get_listener(h->bound));
+}
+
+static void retry_accept(evutil_socket_t fd, short what, void *arg)
 {
 	struct fs_http *h = arg;
-	if (h->bound)
+	if (h->bound && !h->full)
 		evconnlistener_enable(evhttp_bound_socket_get_listener(h->bound));
 }
 
@@ -136,6 +182,8 @@ static int bind_socket(struct fs_http *h, struct fs_errbuf *e)
 	char buf[256];
 	const char *host = NULL;
 	int port = 0, rc = split_listen(h->o.listen, buf, sizeof(buf), &host, &port, e);
+	if (!rc)
+		rc = http_access_init(&h->access, &h->o, host, e);
 	if (rc)
 		return rc;
 	errno = 0;
@@ -145,7 +193,16 @@ static int bind_socket(struct fs_http *h, struct fs_errbuf *e)
 	if (!h->bound)
 		return fs_fail_errno(e, FS_EIO, "can not listen on %s", h->o.listen);
 	evconnlistener_set_error_cb(evhttp_bound_socket_get_listener(h->bound), accept_failed);
-	h->port = bound_port(h->bound);
+	bool loopback;
+	h->port = bound_port(h->bound, &loopback);
+	if (!loopback && !h->access.n_keys && !h->o.open_without_key)
+		return fs_fail(e, FS_EAUTH,
+		        "\"listen\" is %s, which other machines can reach, and there is no key: set "
+		        "\"api_key\", "
+		        "listen on 127.0.0.1, or set \"open_to_network_without_key\": true",
+		        h->o.listen);
+	if (!loopback)
+		http_access_add_machine_name(&h->access);
 	return FS_OK;
 }
 
@@ -158,12 +215,18 @@ static void *loop_thread(void *arg)
 
 static void http_free(struct fs_http *h)
 {
+	h->exiting = true;
+	if (h->chores)
+		http_gate_chores(h);
+	http_linger_end_all(h);
 	if (h->ev)
 		evhttp_free(h->ev);
 	if (h->wake_event)
 		event_free(h->wake_event);
-	if (h->retry_accept)
-		event_free(h->retry_accept);
+	struct event *const events[] = {h->retry_accept, h->chores, h->exit_timer};
+	for (size_t i = 0; i < FS_ARRAY_LEN(events); i++)
+		if (events[i])
+			event_free(events[i]);
 	if (h->base)
 		event_base_free(h->base);
 	if (h->wake_fd >= 0)
@@ -186,6 +249,39 @@ static void event_log(int severity, const char *text)
 		fs_debug("libevent: %s", text);
 }
 
+static void on_chores(evutil_socket_t fd, short what, void *arg)
+{
+	http_gate_chores(arg);
+}
+
+/* False: memory or descriptors are out. */
+static bool make_loop(struct fs_http *h)
+{
+	h->wake_fd = fs_wake_open();
+	h->base = event_base_new();
+	h->ev = h->base ? evhttp_new(h->base) : NULL;
+	if (!h->ev || h->wake_fd < 0)
+		return false;
+	h->wake_event = event_new(h->base, h->wake_fd, EV_READ | EV_PERSIST, on_wake, h);
+	h->retry_accept = evtimer_new(h->base, retry_accept, h);
+	h->chores = evtimer_new(h->base, on_chores, h);
+	h->exit_timer = evtimer_new(h->base, end_loop, h);
+	return h->wake_event && h->retry_accept && h->chores && h->exit_timer &&
+	       event_add(h->wake_event, NULL) == 0;
+}
+
+static void fill_defaults(struct fs_http_opts *o)
+{
+	if (!o->max_connections)
+		o->max_connections = DEFAULT_CONNECTIONS;
+	if (!o->max_bodies)
+		o->max_bodies = 4 * o->max_body;
+	if (!o->read_timeout_ms)
+		o->read_timeout_ms = DEFAULT_READ_MS;
+	if (!o->peer_timeout_ms)
+		o->peer_timeout_ms = DEFAULT_PEER_MS;
+}
+
 int fs_http_create(const struct fs_http_opts *o, struct fs_http **out, struct fs_errbuf *e)
 {
 	struct fs_http *h = calloc(1, sizeof(*h));
@@ -193,25 +289,13 @@ int fs_http_create(const struct fs_http_opts *o, struct fs_http **out, struct fs
 		return fs_fail(e, FS_ENOMEM, "out of memory");
 	h->o = *o;
 	h->last = &h->first;
+	fill_defaults(&h->o);
 	event_set_log_callback(event_log);
 	pthread_mutex_init(&h->lock, NULL);
-	h->wake_fd = fs_wake_open();
-	h->base = event_base_new();
-	h->ev = h->base ? evhttp_new(h->base) : NULL;
-	if (h->ev && h->wake_fd >= 0)
-		h->wake_event = event_new(h->base, h->wake_fd, EV_READ | EV_PERSIST, on_wake, h);
-	if (h->wake_event)
-		h->retry_accept = evtimer_new(h->base, accept_again, h);
-	int rc = FS_OK;
-	if (!h->retry_accept || event_add(h->wake_event, NULL)) {
-		rc = fs_fail(e, FS_EIO, "can not set up the event loop");
-	} else {
-		evhttp_set_allowed_methods(h->ev, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD |
-		                                          EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE |
-		                                          EVHTTP_REQ_OPTIONS | EVHTTP_REQ_PATCH);
-		evhttp_set_max_headers_size(h->ev, MAX_HEADERS);
-		evhttp_set_max_body_size(h->ev, (ssize_t)o->max_body);
-		evhttp_set_timeout(h->ev, SOCKET_TIMEOUT_S);
+	int rc = make_loop(h) ? FS_OK : fs_fail(e, FS_EIO, "can not set up the event loop");
+	if (!rc) {
+		evhttp_set_timeout(h->ev, HTTP_IDLE_S);
+		evhttp_set_bevcb(h->ev, http_gate_open, h);
 		evhttp_set_gencb(h->ev, http_on_request, h);
 		rc = bind_socket(h, e);
 	}

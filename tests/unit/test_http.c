@@ -121,7 +121,7 @@ static void read_until(int fd, char *buf, size_t cap, const char *until)
 	}
 }
 
-#define POST(path, body) "POST " path " HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n" body
+#define POST(path, body) "POST " path " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n" body
 
 static void wait_cancelled(struct fs_http_request *r)
 {
@@ -144,16 +144,16 @@ static void answers_and_routes(void **state)
 	read_until(fd, buf, sizeof(buf), "hello");
 	assert_non_null(strstr(buf, "HTTP/1.1 200"));
 	assert_non_null(strstr(buf, "X-Test: yes"));
-	send_text(fd, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n");
+	send_text(fd, "GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n");
 	read_until(fd, buf, sizeof(buf), "}}");
 	assert_non_null(strstr(buf, "HTTP/1.1 404"));
 	assert_non_null(strstr(buf, "\"not_found_error\""));
-	send_text(fd, "GET /echo HTTP/1.1\r\nHost: x\r\n\r\n");
+	send_text(fd, "GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n");
 	read_until(fd, buf, sizeof(buf), "}}");
 	assert_non_null(strstr(buf, "HTTP/1.1 405"));
 	assert_non_null(strstr(buf, "Allow: POST"));
 	/* An answer to HEAD has no body: the next answer begins where its headers end. */
-	send_text(fd, "HEAD /echo HTTP/1.1\r\nHost: x\r\n\r\n" POST("/echo", "hello"));
+	send_text(fd, "HEAD /echo HTTP/1.1\r\nHost: localhost\r\n\r\n" POST("/echo", "hello"));
 	read_until(fd, buf, sizeof(buf), "hello");
 	assert_non_null(strstr(buf, "HTTP/1.1 405"));
 	assert_memory_equal(strstr(buf, "\r\n\r\n") + 4, "HTTP/1.1 200", 12);
@@ -165,7 +165,7 @@ static char *ask(const char *line, const char *until)
 {
 	static char buf[4096], text[1024];
 	int fd = dial(0);
-	snprintf(text, sizeof(text), "%s HTTP/1.1\r\nHost: x\r\nX-Mark: m\r\n\r\n", line);
+	snprintf(text, sizeof(text), "%s HTTP/1.1\r\nHost: localhost\r\nX-Mark: m\r\n\r\n", line);
 	send_text(fd, text);
 	read_until(fd, buf, sizeof(buf), until);
 	close(fd);
@@ -354,7 +354,7 @@ static void out_of_descriptors(void **state)
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
 	assert_int_equal(connect(late, (struct sockaddr *)&a, sizeof(a)), 0);
 	for (int i = 0; i < ROUNDS; i++) {
-		send_text(open_before, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n");
+		send_text(open_before, "GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n");
 		read_until(open_before, buf, sizeof(buf), "}}");
 	}
 	setrlimit(RLIMIT_NOFILE, &old);
