@@ -20,6 +20,8 @@ struct fs_api {
 /* Handlers; arg is a struct fs_api. */
 void fs_api_chat_completions(void *arg, struct fs_http_request *r); /* POST /v1/chat/completions */
 void fs_api_completions(void *arg, struct fs_http_request *r);      /* POST /v1/completions */
+void fs_api_responses(void *arg, struct fs_http_request *r);        /* POST /v1/responses */
+void fs_api_no_response(void *arg, struct fs_http_request *r);      /* what is below it */
 void fs_api_messages(void *arg, struct fs_http_request *r);         /* POST /v1/messages */
 void fs_api_count_tokens(void *arg, struct fs_http_request *r);     /* POST /v1/messages/count_tokens */
 void fs_api_models(void *arg, struct fs_http_request *r);           /* GET /v1/models */

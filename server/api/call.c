@@ -54,6 +54,7 @@ static void on_start(void *arg)
 	if (!c->stream)
 		return;
 	fs_http_stream_begin(c->r);
+	c->begun = true;
 	c->d->begin(c);
 }
 
@@ -115,6 +116,11 @@ static void close_record(struct api_call *c, const struct fs_record_end *end)
 
 static void reply_error(struct api_call *c, const struct api_error *err)
 {
+	if (c->begun && c->d->fail) {
+		c->d->fail(c, err);
+		fs_http_stream_end(c->r);
+		return;
+	}
 	json_t *o = c->d->error(err);
 	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
 	json_decref(o);

@@ -40,6 +40,9 @@ struct api_dialect {
 	/* Not streamed: the whole answer, from c->answer and c->calls. */
 	json_t *(*whole)(struct api_call *c, const struct fs_chat_report *rep);
 	json_t *(*error)(const struct api_error *err);
+	/* Streamed, and begin was called: the last events when it went wrong. NULL: error's JSON as an event.
+	 */
+	void (*fail)(struct api_call *c, const struct api_error *err);
 	void (*finish)(struct api_call *c); /* frees `own`; may be NULL */
 };
 
@@ -60,6 +63,7 @@ struct api_call {
 
 	/* the answer so far */
 	struct fs_buf answer; /* not streamed: its text */
+	bool begun;           /* streamed: begin was called */
 	bool overflow;        /* it is larger than this server can hold, or memory was out */
 	struct api_tool_call *calls;
 	size_t n_calls;

@@ -204,6 +204,8 @@ static int render(struct fs_service *s, const struct fs_chat *chat, struct fs_ro
 
 static const char *prompt_field(const struct fs_chat *chat)
 {
+	if (chat->field)
+		return chat->field;
 	return chat->ids || chat->text ? "prompt" : "messages";
 }
 

@@ -69,6 +69,7 @@ struct fs_chat_tool {
 	char *name, *description, *parameters; /* description and parameters (JSON text) may be NULL */
 };
 struct fs_chat {
+	const char *field; /* what the prompt is called in that API, for errors; static; NULL = "messages" */
 	struct fs_chat_message *messages;
 	size_t n_messages;
 	char *text; /* instead of messages: the prompt as it is, text_len bytes */
