@@ -91,6 +91,10 @@ static int read_options(struct fs_config *c, int argc, char **argv, struct fs_er
 static const struct fs_http_route api_routes[] = {
         {"POST", "/v1/chat/completions", fs_api_chat_completions, NULL},
         {"POST", "/v1/completions", fs_api_completions, NULL},
+        {"POST", "/v1/responses", fs_api_responses, NULL},
+        {"POST", "/v1/responses/*", fs_api_no_response, NULL},
+        {"GET", "/v1/responses/*", fs_api_no_response, NULL},
+        {"DELETE", "/v1/responses/*", fs_api_no_response, NULL},
         {"POST", "/v1/messages", fs_api_messages, NULL},
         {"POST", "/v1/messages/count_tokens", fs_api_count_tokens, NULL},
         {"GET", "/v1/models", fs_api_models, NULL},
