@@ -92,7 +92,7 @@ static int send_hello(struct run *r, struct fs_errbuf *e)
 }
 
 /* Rows of another model would be noise: the host is refused. */
-static int check_model_locked(struct fs_host *h, const struct fs_hello *f, struct fs_errbuf *e)
+int fs_host_check_model_locked(struct fs_host *h, const struct fs_hello *f, struct fs_errbuf *e)
 {
 	struct fs_vision *v = h->v;
 	if (v->o.n_embd && f->n_embd != v->o.n_embd)
@@ -108,6 +108,7 @@ static int check_model_locked(struct fs_host *h, const struct fs_hello *f, struc
 		memcpy(v->fingerprint, f->fingerprint, sizeof(v->fingerprint));
 		memcpy(v->fingerprint_of, h->name, sizeof(v->fingerprint_of));
 	}
+	v->last_limits = (struct fs_encode_params){f->min_tokens, f->max_tokens};
 	return FS_OK;
 }
 
@@ -118,7 +119,7 @@ static int take_state(struct fs_host *h, const char *state, const char *cause, s
 	int rc = FS_OK;
 	pthread_mutex_lock(&h->v->lock);
 	if (!strcmp(state, "ready")) {
-		rc = h->facts.n_embd > 0 ? check_model_locked(h, &h->facts, e) : FS_OK;
+		rc = h->facts.n_embd > 0 ? fs_host_check_model_locked(h, &h->facts, e) : FS_OK;
 		/* ready without facts: the HELLO that brings them is on its way */
 		if (!rc && h->facts.n_embd > 0)
 			fs_host_set_state_locked(h, FS_HOST_UP, "");

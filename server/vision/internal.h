@@ -90,7 +90,9 @@ struct fs_vision {
 	char lease[65];
 	char fingerprint[33];     /* wanted, or of the first host that came up; "" = not known yet */
 	char fingerprint_of[128]; /* the host that set it; "" = the configuration */
-	struct fs_vision_opts o;  /* pointers inside are not used after create */
+	struct fs_encode_params last_limits; /* of the encoder that came up last */
+	struct fs_local *local;              /* NULL: all hosts are remote */
+	struct fs_vision_opts o;             /* pointers inside are not used after create */
 };
 
 /* ---- job.c ---- */
@@ -126,9 +128,19 @@ void fs_vision_assign_locked(struct fs_host *h, struct fs_vision_job *j);
 /* ---- host.c ---- */
 
 void *fs_host_run(void *host);
+/* Whether rows of a host with these facts fit; keeps what later hosts, and the names of rows, go by. */
+int fs_host_check_model_locked(struct fs_host *h, const struct fs_hello *f, struct fs_errbuf *e);
 void fs_host_set_state_locked(struct fs_host *h, enum fs_host_state state, const char *cause);
 /* What the link calls for each frame that is not DATA of a known job. Negative ends the connection. */
 int fs_host_frame(struct fs_host *h, struct fs_link *l, const struct fs_frame *f, struct fs_errbuf *e);
+
+/* ---- local.c: the encoder on this machine, as the one host of its vision ---- */
+
+struct fs_local;
+int fs_local_create(
+        struct fs_host *h, const struct fs_vision_local_opts *o, struct fs_local **out, struct fs_errbuf *e);
+void fs_local_destroy(struct fs_local *l); /* its thread has ended; NULL is fine */
+void *fs_local_run(void *local);
 
 /* ---- link.c: all of the host's thread ---- */
 

@@ -242,8 +242,14 @@ static struct fs_vision_job *create(struct fs_vision *v, const void *bytes, size
 	j->bytes = copy;
 	j->n = n;
 	memcpy(j->key, key, sizeof(j->key));
-	if (p)
-		j->params = *p;
+	j->params = (struct fs_encode_params){v->o.min_tokens, v->o.max_tokens};
+	if (p && p->max_tokens > 0)
+		j->params.max_tokens =
+		        v->o.max_tokens > 0 ? FS_MIN(p->max_tokens, v->o.max_tokens) : p->max_tokens;
+	if (p && p->min_tokens > 0)
+		j->params.min_tokens = p->min_tokens;
+	if (j->params.max_tokens > 0)
+		j->params.min_tokens = FS_MIN(j->params.min_tokens, j->params.max_tokens);
 	j->submitted = fs_now();
 	int64_t own = j->submitted + v->o.encode_timeout_ms * FS_MS;
 	j->deadline = FS_MIN(own, fs_cancel_deadline(cancel));
@@ -307,36 +313,68 @@ static int64_t parked_until_locked(struct fs_vision_job *j)
 	return now;
 }
 
-int fs_vision_wait(struct fs_vision_job *j, struct fs_rows **rows, struct fs_errbuf *e)
+/* One of those who wait for a job. */
+struct waiter {
+	struct fs_vision_job *job;
+	bool cancelled; /* under the lock */
+};
+
+static void on_waiter_cancel(void *arg)
+{
+	struct waiter *w = arg;
+	pthread_mutex_lock(&w->job->v->lock);
+	w->cancelled = true;
+	pthread_cond_broadcast(&w->job->cond);
+	pthread_mutex_unlock(&w->job->v->lock);
+}
+
+/* Waits once; fires tokens whose deadlines have passed, and then ends a job that is late. */
+static void wait_once_locked(struct fs_vision_job *j, struct fs_cancel *cancel)
 {
 	struct fs_vision *v = j->v;
+	int64_t until = FS_MIN(j->deadline, fs_cancel_deadline(cancel));
+	if (!j->host && fs_now() >= j->not_before)
+		fs_vision_review_locked(v);
+	if (!j->done && !j->host)
+		until = FS_MIN(until, parked_until_locked(j));
+	if (!j->done && fs_now() < until)
+		fs_cond_wait_until(&j->cond, &v->lock, until);
+	if (j->done)
+		return;
+	bool late = fs_now() >= j->deadline;
+	pthread_mutex_unlock(&v->lock); /* the hooks of both tokens take it */
+	bool over = fs_cancelled(j->cancel);
+	fs_cancelled(cancel);
 	pthread_mutex_lock(&v->lock);
-	while (!j->done) {
-		int64_t until = j->deadline;
-		if (!j->host && fs_now() >= j->not_before)
-			fs_vision_review_locked(v);
-		if (!j->done && !j->host)
-			until = FS_MIN(until, parked_until_locked(j));
-		if (!j->done && fs_now() < until)
-			fs_cond_wait_until(&j->cond, &v->lock, until);
-		if (j->done)
-			break;
-		bool late = fs_now() >= j->deadline;
-		pthread_mutex_unlock(&v->lock);
-		bool cancelled =
-		        fs_cancelled(j->cancel); /* also fires a passed deadline, whose hook ends the job */
-		pthread_mutex_lock(&v->lock);
-		if (late && !cancelled)
-			fs_job_end_locked(j, FS_ETIMEOUT, "%.120s: the picture was not encoded within %d s",
-			        j->host ? j->host->name : "vision", v->o.encode_timeout_ms / 1000);
-	}
-	int rc = j->rc;
+	if (late && !over)
+		fs_job_end_locked(j, FS_ETIMEOUT, "%.120s: the picture was not encoded within %d s",
+		        j->host ? j->host->name : "vision", v->o.encode_timeout_ms / 1000);
+}
+
+int fs_vision_wait_for(
+        struct fs_vision_job *j, struct fs_cancel *cancel, struct fs_rows **rows, struct fs_errbuf *e)
+{
+	struct fs_vision *v = j->v;
+	struct waiter w = {.job = j};
+	struct fs_cancel_hook hook = {.fn = on_waiter_cancel, .arg = &w};
+	if (!fs_cancel_listen(cancel, &hook))
+		return fs_fail(e, FS_ECANCELLED, "cancelled");
+	pthread_mutex_lock(&v->lock);
+	while (!j->done && !w.cancelled)
+		wait_once_locked(j, cancel);
+	int rc = j->done ? j->rc : FS_ECANCELLED;
 	if (rc == FS_OK)
 		*rows = fs_rows_ref(j->rows);
 	else
-		fs_fail(e, rc, "%s", j->err.text);
+		fs_fail(e, rc, "%s", j->done ? j->err.text : "cancelled");
 	pthread_mutex_unlock(&v->lock);
+	fs_cancel_unlisten(cancel, &hook);
 	return rc;
+}
+
+int fs_vision_wait(struct fs_vision_job *j, struct fs_rows **rows, struct fs_errbuf *e)
+{
+	return fs_vision_wait_for(j, NULL, rows, e);
 }
 
 void fs_vision_job_destroy(struct fs_vision_job *j)

@@ -137,6 +137,19 @@ static int init_host(struct fs_vision *v, const struct fs_vision_host_opts *o, s
 	return h->wake < 0 ? fs_fail_errno(e, FS_EIO, "can not open an eventfd") : FS_OK;
 }
 
+static int init_local(struct fs_vision *v, const struct fs_vision_local_opts *o, struct fs_errbuf *e)
+{
+	struct fs_host *h = &v->hosts[v->n_hosts++];
+	h->v = v;
+	h->state = o->elastic ? FS_HOST_UP : FS_HOST_STARTING;
+	h->since = fs_now();
+	snprintf(h->name, sizeof(h->name), "local");
+	h->wake = fs_wake_open();
+	if (h->wake < 0)
+		return fs_fail_errno(e, FS_EIO, "can not open an eventfd");
+	return fs_local_create(h, o, &v->local, e);
+}
+
 static int random_lease(char lease[65], struct fs_errbuf *e)
 {
 	uint8_t raw[16];
@@ -157,7 +170,7 @@ static void put_defaults(struct fs_vision_opts *o)
 
 int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e)
 {
-	if (o->n_hosts < 1 || o->n_hosts > FS_VISION_MAX_HOSTS)
+	if (!o->local && (o->n_hosts < 1 || o->n_hosts > FS_VISION_MAX_HOSTS))
 		return fs_fail(e, FS_EINVAL, "%zu vision hosts are named; 1 to %d are possible", o->n_hosts,
 		        FS_VISION_MAX_HOSTS);
 	if (o->fingerprint && strlen(o->fingerprint) >= sizeof((*out)->fingerprint))
@@ -172,12 +185,15 @@ int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, str
 	int rc = fs_ssh_init(e);
 	if (!rc)
 		rc = random_lease(v->lease, e);
-	for (size_t i = 0; i < o->n_hosts && !rc; i++)
+	if (!rc && o->local)
+		rc = init_local(v, o->local, e);
+	for (size_t i = 0; i < o->n_hosts && !o->local && !rc; i++)
 		rc = init_host(v, &o->hosts[i], e);
 	for (size_t i = 0; i < v->n_hosts && !rc; i++) {
 		char name[16];
 		snprintf(name, sizeof(name), "fs-host-%zu", i);
-		rc = fs_thread_start(&v->hosts[i].thread, name, fs_host_run, &v->hosts[i], e);
+		rc = v->local ? fs_thread_start(&v->hosts[i].thread, "fs-local", fs_local_run, v->local, e)
+		              : fs_thread_start(&v->hosts[i].thread, name, fs_host_run, &v->hosts[i], e);
 		v->n_started += rc == FS_OK;
 	}
 	if (rc) {
@@ -224,8 +240,18 @@ void fs_vision_free(struct fs_vision *v)
 		free((char *)h->ssh.config_file);
 		free((char *)h->ssh.command);
 	}
+	fs_local_destroy(v->local);
 	pthread_mutex_destroy(&v->lock);
 	free(v);
+}
+
+void fs_vision_identity(struct fs_vision *v, char out[FS_VISION_IDENTITY])
+{
+	pthread_mutex_lock(&v->lock);
+	snprintf(out, FS_VISION_IDENTITY, "%s %s %s limits %d %d of %d %d", v->local ? "local" : "remote",
+	        v->o.f16 && !v->local ? "f16" : "f32", v->fingerprint, v->o.min_tokens, v->o.max_tokens,
+	        v->last_limits.min_tokens, v->last_limits.max_tokens);
+	pthread_mutex_unlock(&v->lock);
 }
 
 size_t fs_vision_status(struct fs_vision *v, struct fs_host_status *out, size_t cap)

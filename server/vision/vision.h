@@ -1,8 +1,9 @@
 /*
- * vision: the main PC's side of borrowing eyes. Owns one thread a vision host: it keeps the ssh channel up
- * (reconnecting in the background with growing back-off and jitter), speaks frames, pings, and matches
- * answers to requests by id. Requests submit from any thread and wait with their cancel token. A host known
- * to be down is refused at once.
+ * vision: who turns pictures into rows: vision hosts, or an encoder on this machine. Owns one thread a vision
+ * host: it keeps the ssh channel up (reconnecting in the background with growing back-off and jitter), speaks
+ * frames, pings, and matches answers to requests by id. The encoder on this machine is one more kind of host,
+ * named "local": its thread starts it, gives it pictures in turn, restarts it when it dies. Requests submit
+ * from any thread and wait with their cancel token. A host known to be down is refused at once.
  */
 #ifndef FS_SERVER_VISION_H
 #define FS_SERVER_VISION_H
@@ -17,21 +18,54 @@ struct fs_vision_host_opts {
 	int port;
 	const char *identity, *known_hosts, *config_file, *command; /* NULL = defaults */
 };
+
+/*
+ * The turn in front of this machine's GPU, as an encoder on it needs it: one ask at a time. granted is called
+ * once, on any thread, maybe from within ask, unless give_back comes first; it only takes note. give_back
+ * also withdraws an ask. The turn must outlive the vision.
+ */
+struct fs_vision_turn {
+	void *arg;
+	void (*ask)(void *arg, void (*granted)(void *), void *granted_arg); /* NULL: there is no turn */
+	void (*give_back)(void *arg);
+};
+struct fs_vision_local_opts { /* copied */
+	const char *exe;      /* of the line protocol (docs/PROTOCOL.md); searched in PATH when without '/' */
+	const char *mmproj;   /* what it is to load */
+	const char *model;    /* the text model, told to it; NULL = not told */
+	bool extended;        /* it speaks the extended protocol */
+	bool gpu;             /* it works on a GPU of this machine and takes the turn for each picture */
+	bool elastic;         /* started by the first picture, ended after idle_s without one */
+	int threads;          /* 0 = as it likes */
+	int idle_s;           /* 300; elastic only */
+	int ready_timeout_s;  /* 300 */
+	struct fs_vision_turn turn;
+};
 struct fs_vision_opts {
 	struct fs_vision_host_opts hosts[FS_VISION_MAX_HOSTS];
 	size_t n_hosts;
+	const struct fs_vision_local_opts *local; /* not NULL: the encoder on this machine; n_hosts is 0 */
 	int32_t n_embd; /* the text model's; a host whose rows have another width is refused by name */
 	const char *fingerprint; /* of the mmproj that every host must have; NULL = any, but all the same */
-	bool f16;                /* rows cross as f16 */
-	int connect_timeout_ms;  /* 3000 */
-	int ping_interval_ms;    /* 5000 */
-	int dead_after_ms;       /* silence after which a host is gone; 15000 */
-	int encode_timeout_ms;   /* one encode, queue on the host included; 300000 */
-	int liveness_port;       /* told to hosts; 0 = none */
+	bool f16;                /* rows cross the network as f16 */
+	int32_t min_tokens, max_tokens; /* bounds of a picture's rows; 0 = the encoder's own */
+	int connect_timeout_ms;         /* 3000 */
+	int ping_interval_ms;           /* 5000 */
+	int dead_after_ms;              /* silence after which a host is gone; 15000 */
+	int encode_timeout_ms;          /* one encode, queue on the host included; 300000 */
+	int liveness_port;              /* told to hosts; 0 = none */
 };
 int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e);
 void fs_vision_destroy(struct fs_vision *v); /* says BYE where it can, within a second; pending jobs end with
                                                 FS_EUNAVAILABLE and may be destroyed later */
+
+/* Waits until an encoder on this machine that is not elastic can take pictures; FS_EUNAVAILABLE and its cause
+ * when it can not start; FS_ECANCELLED when stop_fd becomes readable first (-1 = none). FS_OK at once for
+ * everything else. */
+int fs_vision_wait_ready(struct fs_vision *v, int stop_fd, struct fs_errbuf *e);
+/* What changes rows beside the picture and its parameters, as far as it is known by now, as text. */
+#define FS_VISION_IDENTITY 160
+void fs_vision_identity(struct fs_vision *v, char out[FS_VISION_IDENTITY]);
 
 struct fs_vision_job; /* owned by who submitted it */
 struct fs_encode_params {
@@ -50,6 +84,10 @@ int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uin
 /* Waits for the end. FS_OK: *rows is one reference. FS_EINVAL: the encoder refused the picture (its text).
  * FS_EUNAVAILABLE: host lost, retries used up. */
 int fs_vision_wait(struct fs_vision_job *job, struct fs_rows **rows, struct fs_errbuf *e);
+/* The same for one of several who wait for the job: it returns FS_ECANCELLED when its own token fires, which
+ * leaves the job alone. */
+int fs_vision_wait_for(
+        struct fs_vision_job *job, struct fs_cancel *cancel, struct fs_rows **rows, struct fs_errbuf *e);
 /* Ends the job when it is still running; never waits. NULL is fine. */
 void fs_vision_job_destroy(struct fs_vision_job *job);
 
