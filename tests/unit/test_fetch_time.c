@@ -112,6 +112,19 @@ static void cancelling(void **state)
 	fs_fetch_destroy(f);
 }
 
+/* libcurl looks at its transfers now and then by itself; 40 times that would be longer. */
+static void cancelling_is_quick(void **state)
+{
+	struct fs_fetch *f = create(opts());
+	int64_t start = fs_now();
+	for (int i = 1; i <= 40; i++) {
+		cancelled_when(f, url_of("public.test", "/silent"), web_waiting, 1);
+		wait_for(web_left, i);
+	}
+	assert_true(fs_now() - start < 5 * FS_SEC);
+	fs_fetch_destroy(f);
+}
+
 /* A name server that does not answer holds up neither the one who leaves nor the others, and what comes of
  * the look-up later connects to nothing. */
 static void cancelling_a_look_up(void **state)
@@ -218,6 +231,7 @@ int main(void)
 	        TEST(times),
 	        TEST(deadline_of_the_token),
 	        TEST(cancelling),
+	        TEST(cancelling_is_quick),
 	        TEST(cancelling_a_look_up),
 	        TEST(many_side_by_side),
 	        TEST(too_many),

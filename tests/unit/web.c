@@ -208,9 +208,10 @@ static void serve(struct conn *c)
 	int now = atomic_fetch_add(&w->waiting, 1) + 1, most = atomic_load(&w->most_waiting);
 	while (now > most && !atomic_compare_exchange_weak(&w->most_waiting, &most, now))
 		;
-	if (!answer(c, path, arg))
-		atomic_fetch_add(&w->left, 1);
+	bool stayed = answer(c, path, arg);
 	atomic_fetch_sub(&w->waiting, 1);
+	if (!stayed)
+		atomic_fetch_add(&w->left, 1);
 }
 
 static void *run_conn(void *arg)
