@@ -88,7 +88,11 @@ const char *fs_http_header(const struct fs_http_request *r, const char *name);
 const char *fs_http_method(const struct fs_http_request *r);
 const char *fs_http_path(const struct fs_http_request *r);  /* as sent: percent-escapes are not decoded */
 const char *fs_http_query(const struct fs_http_request *r); /* behind the '?', as sent; NULL when none */
-const char *fs_http_peer(const struct fs_http_request *r);  /* the client's address, without its port */
+/* One parameter of the query, percent-escapes decoded; NULL when absent. malloc'd. */
+char *fs_http_query_value(const struct fs_http_request *r, const char *name);
+/* What the path holds behind `prefix`, percent-escapes decoded; NULL when it begins otherwise. malloc'd. */
+char *fs_http_path_tail(const struct fs_http_request *r, const char *prefix);
+const char *fs_http_peer(const struct fs_http_request *r); /* the client's address, without its port */
 
 /* Adds a header to the answer or stream, when called before it begins. Any thread; both are copied; at most 1
  * KiB together. */
@@ -104,7 +108,7 @@ void fs_http_reply(struct fs_http_request *r, int status, const char *content_ty
  * Server-sent events. begin sends status 200 and the headers that keep proxies from buffering; write sends
  * bytes (whole events). When nothing was written for keep-alive time, the loop itself sends a comment line.
  * FS_ECANCELLED: the client is gone or reads so slowly that FS_HTTP_MAX_BACKLOG bytes wait for it (its token
- * is then fired too).
+ * is then fired too, as unread).
  */
 #define FS_HTTP_MAX_BACKLOG ((size_t)4 << 20)
 #define FS_HTTP_KEEPALIVE_MS 10000
@@ -113,6 +117,13 @@ int fs_http_stream_begin(struct fs_http_request *r);
  * proxy sees life while a picture is encoded. */
 void fs_http_stream_begin_after(struct fs_http_request *r, int ms);
 int fs_http_stream_write(struct fs_http_request *r, const void *data, size_t n);
+/* Calls fn(arg) on the loop thread, where it must not block, while the server runs; also when the request has
+ * ended meanwhile. Any thread. FS_ENOMEM: it will not be called. */
+int fs_http_call(struct fs_http_request *r, void (*fn)(void *arg), void *arg);
+/* The same, once the stream's backlog has fallen under FS_HTTP_LOW_BACKLOG; not when the client leaves
+ * before. Loop thread only; a later call takes the place of one that still waits. */
+#define FS_HTTP_LOW_BACKLOG ((size_t)64 << 10)
+void fs_http_when_drained(struct fs_http_request *r, void (*fn)(void *arg), void *arg);
 /* Bytes of the stream that the client's socket has not taken yet. Any thread. */
 size_t fs_http_stream_backlog(const struct fs_http_request *r);
 /* What stands around an error's body that has to go out as an event (see fs_http_reply). Default: "data: "

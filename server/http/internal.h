@@ -25,6 +25,7 @@ enum act {
 	ACT_BEGIN_AFTER,
 	ACT_WRITE,
 	ACT_END,
+	ACT_CALL,
 	ACT_STOP_ACCEPTING,
 	ACT_EXIT
 };
@@ -36,6 +37,8 @@ struct order {
 	struct fs_http_request *r; /* NULL for orders about the server */
 	int value;                 /* status, or milliseconds */
 	char *content_type, *extra_header;
+	void (*fn)(void *arg); /* of ACT_CALL */
+	void *arg;
 	size_t n;
 	char data[]; /* n bytes */
 };
@@ -94,6 +97,8 @@ struct fs_http_request {
 	int gone_fd;                     /* [loop]; our duplicate of the socket; -1 = none */
 	int64_t wrote_at;                /* [loop] */
 	struct evbuffer_cb_entry *drain; /* [loop]; while streaming: keeps `queued` true */
+	void (*drained)(void *arg);      /* [loop]; see fs_http_when_drained; NULL = none waits */
+	void *drained_arg;
 };
 
 /*

@@ -41,7 +41,7 @@ static void note_backlog(struct fs_http_request *r, size_t taken)
 	size_t queued = bev ? evbuffer_get_length(bufferevent_get_output(bev)) : 0;
 	atomic_fetch_sub(&r->backlog, taken);
 	if (queued > FS_HTTP_MAX_BACKLOG)
-		fs_cancel_fire(r->cancel, FS_CANCEL_CLIENT);
+		fs_cancel_fire(r->cancel, FS_CANCEL_UNREAD);
 }
 
 static bool is_head(const struct fs_http_request *r)
@@ -52,7 +52,13 @@ static bool is_head(const struct fs_http_request *r)
 static void on_drain(struct evbuffer *b, const struct evbuffer_cb_info *info, void *arg)
 {
 	struct fs_http_request *r = arg;
-	atomic_store(&r->queued, evbuffer_get_length(b));
+	size_t n = evbuffer_get_length(b);
+	atomic_store(&r->queued, n);
+	if (!r->drained || n >= FS_HTTP_LOW_BACKLOG || info->n_deleted == 0)
+		return;
+	/* Not at once: the buffer is in the middle of its change. */
+	fs_http_call(r, r->drained, r->drained_arg);
+	r->drained = NULL;
 }
 
 static void drain_start(struct fs_http_request *r)
@@ -199,6 +205,9 @@ void http_do_order(struct order *o)
 	case ACT_END:
 		do_end(r);
 		break;
+	case ACT_CALL:
+		o->fn(o->arg);
+		break;
 	case ACT_STOP_ACCEPTING:
 	case ACT_EXIT:
 		break;
@@ -235,6 +244,27 @@ void fs_http_set_stream_frame(struct fs_http_request *r, const char *before, con
 	r->frame_after = after;
 }
 
+int fs_http_call(struct fs_http_request *r, void (*fn)(void *arg), void *arg)
+{
+	struct order *o = http_order_new(ACT_CALL, r, NULL, 0);
+	if (!o)
+		return FS_ENOMEM;
+	o->fn = fn;
+	o->arg = arg;
+	http_post(r->h, o);
+	return FS_OK;
+}
+
+void fs_http_when_drained(struct fs_http_request *r, void (*fn)(void *arg), void *arg)
+{
+	r->drained = fn;
+	r->drained_arg = arg;
+	if (fs_http_stream_backlog(r) >= FS_HTTP_LOW_BACKLOG && r->drain)
+		return;
+	r->drained = NULL;
+	fs_http_call(r, fn, arg);
+}
+
 size_t fs_http_stream_backlog(const struct fs_http_request *r)
 {
 	return atomic_load(&r->backlog) + atomic_load(&r->queued);
@@ -266,7 +296,7 @@ int fs_http_stream_write(struct fs_http_request *r, const void *data, size_t n)
 	struct order *o = fits ? http_order_new(ACT_WRITE, r, data, n) : NULL;
 	if (!o) {
 		atomic_fetch_sub(&r->backlog, n);
-		fs_cancel_fire(r->cancel, FS_CANCEL_CLIENT);
+		fs_cancel_fire(r->cancel, FS_CANCEL_UNREAD);
 		return FS_ECANCELLED;
 	}
 	http_post(r->h, o);

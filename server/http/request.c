@@ -2,6 +2,7 @@
  */
 #include "server/http/internal.h"
 
+#include <event2/keyvalq_struct.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,6 +58,25 @@ const char *fs_http_path(const struct fs_http_request *r)
 const char *fs_http_query(const struct fs_http_request *r)
 {
 	return r->head.query;
+}
+
+char *fs_http_query_value(const struct fs_http_request *r, const char *name)
+{
+	struct evkeyvalq all;
+	if (!r->head.query || evhttp_parse_query_str(r->head.query, &all))
+		return NULL;
+	const char *value = evhttp_find_header(&all, name);
+	char *copy = value ? strdup(value) : NULL;
+	evhttp_clear_headers(&all);
+	return copy;
+}
+
+char *fs_http_path_tail(const struct fs_http_request *r, const char *prefix)
+{
+	size_t n = strlen(prefix);
+	if (strncmp(r->head.path, prefix, n) != 0)
+		return NULL;
+	return evhttp_uridecode(r->head.path + n, 0, NULL);
 }
 
 const char *fs_http_peer(const struct fs_http_request *r)
