@@ -126,7 +126,7 @@ struct fs_gen_params {
 	int32_t max_tokens;              /* <= 0: what fits */
 	const char *stops[FS_MAX_STOPS]; /* stop strings, not put out; matched across tokens */
 	size_t n_stops;
-	bool ignore_eos; /* goes on behind the model's own end, to max_tokens; for benches and tests */
+	bool ignore_eos;        /* goes on behind the model's own end, to max_tokens; for benches and tests */
 	bool logprobs;          /* token events are wanted */
 	int32_t n_top_logprobs; /* with that: the most likely tokens of each event, 0..FS_MAX_TOP_LOGPROBS */
 };
