@@ -75,14 +75,30 @@ int fs_rows_header_get(
 }
 
 /* Infinities and NaNs are the values whose exponent bits are all set. */
+static bool is_finite_bits(uint32_t u)
+{
+	return (u & 0x7f800000) != 0x7f800000;
+}
+
 int fs_rows_check_finite(const float *rows, size_t n, struct fs_errbuf *e)
 {
-	for (size_t i = 0; i < n; i++) {
-		uint32_t u;
+	enum {
+		BLOCK = 1024
+	}; /* looked at without a branch between, so that the compiler takes many at once */
 
-		memcpy(&u, &rows[i], sizeof(u));
-		if ((u & 0x7f800000) == 0x7f800000)
-			return fs_fail(e, FS_EFORMAT, "rows: element %zu is not finite", i);
+	for (size_t at = 0; at < n; at += BLOCK) {
+		size_t end = FS_MIN(at + BLOCK, n);
+		uint32_t u, bad = 0;
+
+		for (size_t i = at; i < end; i++) {
+			memcpy(&u, &rows[i], sizeof(u));
+			bad |= !is_finite_bits(u);
+		}
+		for (size_t i = at; bad && i < end; i++) {
+			memcpy(&u, &rows[i], sizeof(u));
+			if (!is_finite_bits(u))
+				return fs_fail(e, FS_EFORMAT, "rows: element %zu is not finite", i);
+		}
 	}
 	return FS_OK;
 }
