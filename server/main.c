@@ -15,6 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
+
+#define CHORES_MS 10000
 
 static volatile sig_atomic_t signals;
 static int wake_fd = -1;
@@ -97,6 +100,11 @@ static const struct fs_http_route api_routes[] = {
         {"DELETE", "/v1/responses/*", fs_api_no_response, NULL},
         {"POST", "/v1/messages", fs_api_messages, NULL},
         {"POST", "/v1/messages/count_tokens", fs_api_count_tokens, NULL},
+        {"GET", "/v1/stream", fs_api_stream_get, NULL},
+        {"GET", "/v1/stream/*", fs_api_stream_get, NULL},
+        {"DELETE", "/v1/stream", fs_api_stream_delete, NULL},
+        {"DELETE", "/v1/stream/*", fs_api_stream_delete, NULL},
+        {"POST", "/v1/streams/lookup", fs_api_streams_lookup, NULL},
         {"GET", "/v1/models", fs_api_models, NULL},
         {"GET", "/health", fs_api_health, NULL},
         {"GET", "/status", fs_api_status, NULL},
@@ -106,8 +114,14 @@ static const struct fs_http_route api_routes[] = {
 
 struct server {
 	struct fs_engine *engine;
+	struct fs_turn turn;
+	bool have_turn;
+	char encoder[4096]; /* on this machine */
+	struct fs_turn_of_encoder encoder_turn;
 	struct fs_vision *vision;
-	struct fs_fetch *fetch; /* NULL: picture URLs are refused */
+	struct fs_flights *flights; /* NULL without vision */
+	struct fs_fetch *fetch;     /* NULL: picture URLs are refused */
+	struct fs_streams *streams;
 	struct fs_service *service;
 	struct fs_http *http;
 	struct fs_api api;
@@ -128,18 +142,54 @@ static int start_engine(struct server *s, const struct fs_config *c, struct fs_e
 	fs_info("%s: %s, %d layers, context %d, template %s, on %s; weights %.1f MiB, KV cache %.1f MiB",
 	        i->name, i->arch, i->n_layer, i->n_ctx, i->template_name, i->device,
 	        (double)i->weight_bytes / 1048576, (double)i->kv_bytes / 1048576);
-	if (c->vision.remote && !i->takes_rows)
+	if ((c->vision.remote || c->vision.mmproj) && !i->takes_rows)
 		return fs_fail(e, FS_EINVAL,
-		        "\"vision.remote\" is true, but %s (%s) is a text model that takes no pictures",
-		        c->model, i->arch);
+		        "\"vision.%s\" is set, but %s (%s) is a text model that takes no pictures",
+		        c->vision.remote ? "remote" : "mmproj", c->model, i->arch);
 	return FS_OK;
+}
+
+/* The encoder that was installed, or built, with this program; without one it is searched in PATH. */
+static void default_encoder(char *out, size_t cap)
+{
+	static const char name[] = "farsight-encoder";
+	ssize_t n = readlink("/proc/self/exe", out, cap - sizeof(name));
+	char *slash = n > 0 ? memrchr(out, '/', (size_t)n) : NULL;
+	if (slash)
+		memcpy(slash + 1, name, sizeof(name));
+	if (!slash || access(out, X_OK) != 0)
+		snprintf(out, cap, "%s", name);
+}
+
+static struct fs_vision_local_opts local_opts(struct server *s, const struct fs_config *c)
+{
+	if (c->vision.exe)
+		snprintf(s->encoder, sizeof(s->encoder), "%s", c->vision.exe);
+	else
+		default_encoder(s->encoder, sizeof(s->encoder));
+	const char *slash = strrchr(s->encoder, '/'), *base = slash ? slash + 1 : s->encoder;
+	bool ours = strcmp(base, "farsight-encoder") == 0;
+	return (struct fs_vision_local_opts){.exe = s->encoder,
+	        .mmproj = c->vision.mmproj,
+	        .model = c->model,
+	        .extended = strcmp(c->vision.extended, "auto") == 0 ? ours
+	                                                            : strcmp(c->vision.extended, "on") == 0,
+	        .gpu = c->vision.gpu,
+	        .elastic = c->vision.elastic,
+	        .threads = (int)c->vision.threads,
+	        .idle_s = (int)c->vision.elastic_idle_s,
+	        .ready_timeout_s = (int)c->vision.ready_timeout_s,
+	        .turn = fs_turn_for_encoder(&s->encoder_turn, &s->turn)};
 }
 
 static int start_vision(struct server *s, const struct fs_config *c, int port, struct fs_errbuf *e)
 {
-	if (!c->vision.remote)
+	if (!c->vision.remote && !c->vision.mmproj)
 		return FS_OK;
+	struct fs_vision_local_opts local;
 	struct fs_vision_opts o = {.n_hosts = c->vision.n_hosts,
+	        .min_tokens = (int32_t)c->vision.min_tokens,
+	        .max_tokens = (int32_t)c->vision.max_tokens,
 	        .n_embd = fs_engine_info(s->engine)->n_embd,
 	        .fingerprint = c->vision.fingerprint,
 	        .f16 = strcmp(c->vision.rows_dtype, "f16") == 0,
@@ -157,8 +207,16 @@ static int start_vision(struct server *s, const struct fs_config *c, int port, s
 		        .config_file = h->ssh_config,
 		        .command = h->command};
 	}
+	if (c->vision.mmproj) {
+		local = local_opts(s, c);
+		o.local = &local;
+	}
 	int rc = fs_ssh_init(e);
-	return rc ? rc : fs_vision_create(&o, &s->vision, e);
+	if (!rc)
+		rc = fs_vision_create(&o, &s->vision, e);
+	if (!rc)
+		rc = fs_vision_wait_ready(s->vision, wake_fd, e);
+	return rc ? rc : fs_flights_create(s->vision, (size_t)c->cache_mb << 20, &s->flights, e);
 }
 
 static int start_fetch(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
@@ -175,17 +233,32 @@ static int start_fetch(struct server *s, const struct fs_config *c, struct fs_er
 	return fs_fetch_create(&o, &s->fetch, e);
 }
 
+static int start_streams(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
+{
+	struct fs_streams_opts o = {.ring_bytes = (size_t)c->streams.ring_kb << 10,
+	        .total_bytes = (size_t)c->streams.total_mb << 20,
+	        .keep_ms = c->streams.keep_s * 1000,
+	        .max_sessions = (size_t)c->streams.max};
+	int rc = fs_streams_create(&o, &s->streams, e);
+	s->api.streams = s->streams;
+	s->api.has_keys = c->api_key.n > 0;
+	return rc;
+}
+
 static int start_service(struct server *s, const struct fs_config *c, struct fs_errbuf *e)
 {
 	struct fs_service_opts o = {.engine = s->engine,
 	        .vision = s->vision,
+	        .flights = s->flights,
+	        .turn = &s->turn,
 	        .fetch = s->fetch,
 	        .workers = (int)c->workers,
 	        .queue_depth = (int)c->queue_depth,
 	        .max_pictures = (size_t)c->max_pictures,
 	        .picture = {.max_bytes = (size_t)c->max_picture_mb << 20,
 	                .max_pixels = (uint64_t)c->max_picture_mpx * 1000000},
-	        .f16 = strcmp(c->vision.rows_dtype, "f16") == 0};
+	        .picture_folders = (const char *const *)c->picture_folders.items,
+	        .n_picture_folders = c->picture_folders.n};
 	int rc = fs_service_create(&o, &s->service, e);
 	if (rc)
 		return rc;
@@ -234,11 +307,16 @@ static int start(struct server *s, const struct fs_config *c, struct fs_errbuf *
 {
 	int rc = bind_http(s, c, e);
 	if (!rc)
+		rc = fs_turn_init(&s->turn, (size_t)c->queue_depth);
+	s->have_turn = rc == FS_OK;
+	if (!rc)
 		rc = start_engine(s, c, e);
 	if (!rc)
 		rc = start_vision(s, c, fs_http_port(s->http), e);
 	if (!rc)
 		rc = start_fetch(s, c, e);
+	if (!rc)
+		rc = start_streams(s, c, e);
 	if (!rc)
 		rc = start_service(s, c, e);
 	if (!rc)
@@ -248,29 +326,42 @@ static int start(struct server *s, const struct fs_config *c, struct fs_errbuf *
 	return rc;
 }
 
+/* Requests, and answers that outlive theirs. */
+static size_t running(const struct server *s)
+{
+	return (s->http ? fs_http_live(s->http) : 0) + (s->service ? fs_service_running(s->service) : 0);
+}
+
 static void wait_for_end(struct server *s, const struct fs_config *c)
 {
 	struct pollfd p = {.fd = wake_fd, .events = POLLIN};
-	while (signals == 0)
-		poll(&p, 1, -1);
+	while (signals == 0) {
+		poll(&p, 1, CHORES_MS);
+		fs_streams_expire(s->streams, fs_now());
+	}
 	fs_info("stopping: %zu requests are running; they get %lld s (a second signal ends them at once)",
-	        fs_http_live(s->http), (long long)c->drain_s);
+	        running(s), (long long)c->drain_s);
 	fs_http_stop_accepting(s->http);
 	int64_t until = fs_deadline_ms(c->drain_s * 1000);
-	while (fs_http_live(s->http) > 0 && signals < 2 && fs_now() < until)
+	while (running(s) > 0 && signals < 2 && fs_now() < until)
 		poll(NULL, 0, 20);
 }
 
 static void stop(struct server *s)
 {
-	while (s->http && fs_http_live(s->http) > 0) { /* also those that arrived a moment ago */
+	while (running(s) > 0) { /* also those that arrived a moment ago */
 		fs_http_cancel_all(s->http, FS_CANCEL_SHUTDOWN);
+		fs_streams_cancel_all(s->streams, FS_CANCEL_SHUTDOWN);
 		poll(NULL, 0, 10);
 	}
 	fs_service_destroy(s->service);
 	fs_http_destroy(s->http);
+	fs_streams_destroy(s->streams);
 	fs_fetch_destroy(s->fetch);
+	fs_flights_destroy(s->flights);
 	fs_vision_destroy(s->vision);
+	if (s->have_turn)
+		fs_turn_finish(&s->turn);
 	fs_engine_destroy(s->engine);
 }
 

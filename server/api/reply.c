@@ -49,9 +49,10 @@ json_t *api_timings(const struct fs_chat_report *rep)
 	json_t *pictures = json_array();
 	for (size_t i = 0; i < rep->n_pictures; i++) {
 		const struct fs_picture_report *p = &rep->pictures[i];
-		json_array_append_new(pictures,
-		        json_pack("{s:o, s:i, s:f, s:f, s:f}", "host", api_text(p->host), "tokens", p->tokens,
-		                "encode_ms", p->encode_ms, "queue_ms", p->queue_ms, "total_ms", p->total_ms));
+		json_array_append_new(
+		        pictures, json_pack("{s:o, s:i, s:b, s:f, s:f, s:f}", "host", api_text(p->host),
+		                          "tokens", p->tokens, "cached", p->cached, "encode_ms", p->encode_ms,
+		                          "queue_ms", p->queue_ms, "total_ms", p->total_ms));
 	}
 	return json_pack("{s:f, s:f, s:i, s:i, s:f, s:i, s:f, s:o}", "prepare_ms", ms(rep->prepare_ns),
 	        "wait_ms", ms(rep->wait_ns), "cache_n", g->reused_tokens, "prompt_n",

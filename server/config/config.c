@@ -73,6 +73,9 @@ static const struct key keys[] = {
                 "Largest picture in MiB, as encoded."},
         {"max_picture_mpx", T_INT, AT(max_picture_mpx), 1, 1000, "50", NULL,
                 "Largest picture in million pixels."},
+        {"picture_folders", T_STRINGS, AT(picture_folders), 0, 0, "null", NULL,
+                "Folders of this machine, absolute paths, whose files requests may name as pictures, by "
+                "path or file: URL, and every client may so see. Without: no file is read."},
         {"sampling.temperature", T_REAL, AT(sampling.temperature), 0, 10, "0.8", NULL,
                 "Used when a request gives none; 0 = always the likeliest token."},
         {"sampling.top_k", T_INT, AT(sampling.top_k), 0, 1 << 20, "40", NULL, "As above; 0 = off."},
@@ -80,8 +83,32 @@ static const struct key keys[] = {
         {"sampling.min_p", T_REAL, AT(sampling.min_p), 0, 1, "0.05", NULL, "As above; 0 = off."},
         {"sampling.repeat_penalty", T_REAL, AT(sampling.repeat_penalty), 0.01, 10, "1", NULL,
                 "As above; 1 = off."},
+        {"cache_mb", T_INT, AT(cache_mb), 0, 1 << 20, "256", NULL,
+                "MiB that the rows of pictures seen lately may take; 0 = none are kept."},
         {"vision.remote", T_BOOL, AT(vision.remote), 0, 0, "false", NULL,
-                "Pictures are encoded on the vision hosts of vision.hosts. Without it pictures are refused."},
+                "Pictures are encoded on the vision hosts of vision.hosts. Without it and without "
+                "vision.mmproj pictures are refused."},
+        {"vision.mmproj", T_STRING, AT(vision.mmproj), 0, 0, "null", NULL,
+                "Path of an mmproj, a GGUF file: pictures are encoded on this machine."},
+        {"vision.exe", T_STRING, AT(vision.exe), 0, 0, "null", NULL,
+                "The encoder on this machine, any program of the line protocol; default: the "
+                "farsight-encoder beside farsight-server, else the one in PATH."},
+        {"vision.extended", T_STRING, AT(vision.extended), 0, 0, "\"auto\"", "auto|on|off",
+                "Whether that encoder knows --extended; \"auto\": farsight-encoder does."},
+        {"vision.gpu", T_BOOL, AT(vision.gpu), 0, 0, "false", NULL,
+                "That encoder works on a GPU of this machine; its pictures then queue with the answers."},
+        {"vision.threads", T_INT, AT(vision.threads), 0, 1024, "0", NULL,
+                "CPU threads of that encoder; 0 = its own choice."},
+        {"vision.elastic", T_BOOL, AT(vision.elastic), 0, 0, "false", NULL,
+                "That encoder is started by the first picture and ended when it has none for a while."},
+        {"vision.elastic_idle_s", T_INT, AT(vision.elastic_idle_s), 1, 604800, "300", NULL,
+                "Seconds without a picture after which an elastic encoder is ended."},
+        {"vision.ready_timeout_s", T_INT, AT(vision.ready_timeout_s), 1, 86400, "300", NULL,
+                "Seconds that encoder may take to start."},
+        {"vision.max_tokens", T_INT, AT(vision.max_tokens), 0, 65536, "0", NULL,
+                "Most rows of a picture, on this machine or on vision hosts; 0 = the encoder's own."},
+        {"vision.min_tokens", T_INT, AT(vision.min_tokens), 0, 65536, "0", NULL,
+                "Fewest rows of a picture; 0 = the encoder's own."},
         {"vision.fingerprint", T_STRING, AT(vision.fingerprint), 0, 0, "null", NULL,
                 "Fingerprint of the mmproj that hosts must have; default: any whose rows fit the text "
                 "model."},
@@ -107,6 +134,15 @@ static const struct key keys[] = {
                 "Most redirects followed for one picture."},
         {"fetch.max_active", T_INT, AT(fetch.max_active), 1, 256, "16", NULL,
                 "Pictures fetched at once, of all requests. So many of max_picture_mb fit in memory."},
+        {"streams.ring_kb", T_INT, AT(streams.ring_kb), 64, 1 << 20, "4096", NULL,
+                "KiB of one conversation's answer that are kept for clients that come back; the oldest go "
+                "first."},
+        {"streams.total_mb", T_INT, AT(streams.total_mb), 1, 65536, "256", NULL,
+                "MiB of all such answers together; those that ended first make room."},
+        {"streams.keep_s", T_INT, AT(streams.keep_s), 1, 86400, "300", NULL,
+                "Seconds that a finished answer is kept."},
+        {"streams.max", T_INT, AT(streams.max), 1, 65536, "4096", NULL,
+                "Conversations that are kept, running ones included."},
 };
 
 /* The members of one element of vision.hosts. */
@@ -457,12 +493,41 @@ int fs_config_set(struct fs_config *c, const char *assignment, struct fs_errbuf 
 	return rc ? fs_fail_prefix(e, rc, "--set") : FS_OK;
 }
 
+/* Pictures are encoded on vision hosts, on this machine, or nowhere. */
+static int check_kind(const struct fs_config *c, struct fs_errbuf *e)
+{
+	if (c->vision.remote && c->vision.mmproj)
+		return fs_fail(e, FS_EINVAL,
+		        "\"vision.remote\" is true and \"vision.mmproj\" is set: choose vision hosts or an "
+		        "encoder on this machine");
+	const char *idle = c->vision.exe       ? "exe"
+	                   : c->vision.gpu     ? "gpu"
+	                   : c->vision.elastic ? "elastic"
+	                                       : NULL;
+	if (idle && !c->vision.mmproj)
+		return fs_fail(e, FS_EINVAL,
+		        "\"vision.%s\" is about an encoder on this machine: it needs \"vision.mmproj\"",
+		        idle);
+	if (c->vision.max_tokens && c->vision.min_tokens > c->vision.max_tokens)
+		return fs_fail(
+		        e, FS_EINVAL, "\"vision.min_tokens\" must not be larger than \"vision.max_tokens\"");
+	return FS_OK;
+}
+
 int fs_config_check(const struct fs_config *c, struct fs_errbuf *e)
 {
 	if (!c->model)
 		return fs_fail(e, FS_EINVAL, "no text model: set \"model\" to the path of a GGUF file");
 	if (c->max_bodies_mb < c->max_body_mb)
 		return fs_fail(e, FS_EINVAL, "\"max_bodies_mb\" must not be smaller than \"max_body_mb\"");
+	for (size_t i = 0; i < c->picture_folders.n; i++)
+		if (c->picture_folders.items[i][0] != '/')
+			return fs_fail(e, FS_EINVAL,
+			        "\"picture_folders\" holds \"%s\", which is no absolute path",
+			        c->picture_folders.items[i]);
+	int rc = check_kind(c, e);
+	if (rc)
+		return rc;
 	if (c->vision.remote && c->vision.n_hosts == 0)
 		return fs_fail(e, FS_EINVAL, "\"vision.remote\" is true but \"vision.hosts\" names no host");
 	if (!c->vision.remote && c->vision.n_hosts > 0)

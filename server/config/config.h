@@ -33,13 +33,17 @@ struct fs_config {
 	int64_t max_connections, max_bodies_mb, read_timeout_s, peer_timeout_s;
 	int64_t threads, context;
 	int64_t timeout_s, drain_s, workers, queue_depth;
-	int64_t max_body_mb, max_pictures, max_picture_mb, max_picture_mpx;
+	int64_t max_body_mb, max_pictures, max_picture_mb, max_picture_mpx, cache_mb;
+	struct fs_config_strings picture_folders;
 	struct {
 		double temperature, top_p, min_p, repeat_penalty;
 		int64_t top_k;
 	} sampling;
 	struct {
 		bool remote;
+		char *mmproj, *exe, *extended;
+		bool gpu, elastic;
+		int64_t threads, elastic_idle_s, ready_timeout_s, max_tokens, min_tokens;
 		char *fingerprint, *rows_dtype;
 		int64_t connect_timeout_s, encode_timeout_s, ping_interval_s, dead_after_s;
 		struct fs_config_host hosts[FS_CONFIG_MAX_HOSTS];
@@ -50,6 +54,9 @@ struct fs_config {
 		int64_t timeout_s, max_redirects, max_active;
 		struct fs_config_strings allow;
 	} fetch;
+	struct {
+		int64_t ring_kb, total_mb, keep_s, max;
+	} streams;
 };
 
 void fs_config_init(struct fs_config *c); /* the defaults */

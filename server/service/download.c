@@ -1,14 +1,16 @@
-/* All downloads of a request run side by side on fetch's thread; the worker waits for one after the other. */
+/* All downloads of a request run side by side on fetch's thread; the worker reads the files meanwhile, and
+ * then waits for one download after the other. */
 #include "server/service/download.h"
 
 #include "server/fetch/fetch.h"
+#include "server/service/files.h"
 
 #include <stdlib.h>
 
 static bool wants_fetch(const struct fs_chat *chat)
 {
 	for (size_t i = 0; i < chat->n_pictures; i++)
-		if (chat->pictures[i].url)
+		if (chat->pictures[i].url || chat->pictures[i].path)
 			return true;
 	return false;
 }
@@ -30,6 +32,21 @@ static int submit_all(const struct fs_service_opts *o, const struct fs_chat *cha
 		const struct fs_picture *p = &chat->pictures[i];
 		struct fs_errbuf e = {""};
 		int rc = p->url ? fs_fetch_submit(o->fetch, p->url, cancel, &jobs[i], &e) : FS_OK;
+		if (rc)
+			return refuse_fetch(why, rc, p->where, e.text);
+	}
+	return FS_OK;
+}
+
+static int read_files(const struct fs_service_opts *o, struct fs_chat *chat, struct fs_cancel *cancel,
+        struct fs_refusal *why)
+{
+	for (size_t i = 0; i < chat->n_pictures; i++) {
+		struct fs_picture *p = &chat->pictures[i];
+		struct fs_errbuf e = {""};
+		int rc = p->path ? fs_file_read(p->path, o->picture_folders, o->n_picture_folders,
+		                           o->picture.max_bytes, cancel, &p->bytes, &p->n, &e)
+		                 : FS_OK;
 		if (rc)
 			return refuse_fetch(why, rc, p->where, e.text);
 	}
@@ -60,6 +77,8 @@ int fs_pictures_fetch(const struct fs_service_opts *o, struct fs_chat *chat, str
 	if (!jobs)
 		return fs_refuse(why, 500, "server_error", NULL, "", "out of memory");
 	int rc = submit_all(o, chat, cancel, jobs, why);
+	if (!rc)
+		rc = read_files(o, chat, cancel, why);
 	if (!rc)
 		rc = take_all(chat, jobs, why);
 	for (size_t i = 0; i < chat->n_pictures; i++)

@@ -1,22 +1,18 @@
 /*
  * From picture bytes to rows, without the engine's turn. Headers and limits are checked for all pictures
- * before anything costly starts; the same picture twice in a request is encoded once; different ones side by
- * side. The first failure cancels the others.
+ * before anything costly starts; different pictures are encoded side by side, the same one once, whoever
+ * asks for it (flight.h). The first failure ends this request's part in the others.
  */
 #include "server/service/pictures.h"
+
+#include "server/service/flight.h"
 
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define KEY_VERSION "farsight rows 1"
-
-struct work {
-	uint8_t key[32];
-	struct fs_vision_job *job; /* NULL: same picture as `same` */
-	size_t same;
-};
+#define KEY_VERSION "farsight rows 2"
 
 static int check_headers(const struct fs_service_opts *o, const struct fs_chat *chat, struct fs_refusal *why)
 {
@@ -34,14 +30,15 @@ static int check_headers(const struct fs_service_opts *o, const struct fs_chat *
 }
 
 /* Names rows: the picture's bytes and everything that this server knows to change its rows. */
-static int make_key(const struct fs_service_opts *o, const struct fs_picture *p, uint8_t key[32])
+static int make_key(const char *identity, struct fs_flight_picture *p)
 {
+	int32_t limits[2] = {p->params.min_tokens, p->params.max_tokens};
 	EVP_MD_CTX *ctx = EVP_MD_CTX_new();
-	uint8_t dtype = o->f16;
 	bool ok = ctx && EVP_DigestInit_ex(ctx, EVP_sha256(), NULL) &&
 	          EVP_DigestUpdate(ctx, KEY_VERSION, sizeof(KEY_VERSION)) &&
-	          EVP_DigestUpdate(ctx, &dtype, 1) && EVP_DigestUpdate(ctx, p->bytes, p->n) &&
-	          EVP_DigestFinal_ex(ctx, key, NULL);
+	          EVP_DigestUpdate(ctx, identity, strlen(identity) + 1) &&
+	          EVP_DigestUpdate(ctx, limits, sizeof(limits)) && EVP_DigestUpdate(ctx, p->bytes, p->n) &&
+	          EVP_DigestFinal_ex(ctx, p->key, NULL);
 	EVP_MD_CTX_free(ctx);
 	return ok ? FS_OK : FS_EINTERNAL;
 }
@@ -64,50 +61,39 @@ static int refuse_encode(struct fs_refusal *why, int rc, const char *where, cons
 	}
 }
 
-static int submit_all(const struct fs_service_opts *o, const struct fs_chat *chat, struct fs_cancel *cancel,
-        struct work *w, struct fs_refusal *why)
+static int join_all(
+        const struct fs_service_opts *o, struct fs_chat *chat, struct fs_seat **seats, struct fs_refusal *why)
 {
+	char identity[FS_VISION_IDENTITY];
+	fs_vision_identity(o->vision, identity);
 	for (size_t i = 0; i < chat->n_pictures; i++) {
-		const struct fs_picture *p = &chat->pictures[i];
-		if (make_key(o, p, w[i].key))
-			return fs_refuse(why, 500, "server_error", NULL, "", "internal error");
-		w[i].same = i;
-		for (size_t j = 0; j < i && w[i].same == i; j++)
-			if (memcmp(w[i].key, w[j].key, sizeof(w[i].key)) == 0)
-				w[i].same = w[j].same;
-		if (w[i].same != i)
-			continue;
+		struct fs_picture *p = &chat->pictures[i];
+		struct fs_flight_picture fp = {
+		        .bytes = p->bytes, .n = p->n, .params = {.max_tokens = p->max_tokens}};
 		struct fs_errbuf e = {""};
-		struct fs_encode_params params = {0};
-		int rc =
-		        fs_vision_submit(o->vision, p->bytes, p->n, w[i].key, &params, cancel, &w[i].job, &e);
+		if (make_key(identity, &fp))
+			return fs_refuse(why, 500, "server_error", NULL, "", "internal error");
+		int rc = fs_flight_join(o->flights, &fp, &seats[i], &e);
 		if (rc)
 			return refuse_encode(why, rc, p->where, e.text);
+		p->cached = fs_seat_cached(seats[i]);
 	}
 	return FS_OK;
 }
 
-static int wait_all(const struct fs_chat *chat, struct work *w, struct fs_rows **rows, struct fs_refusal *why)
+static int wait_all(const struct fs_chat *chat, struct fs_seat **seats, struct fs_cancel *cancel,
+        struct fs_rows **rows, struct fs_refusal *why)
 {
 	for (size_t i = 0; i < chat->n_pictures; i++) {
 		struct fs_errbuf e = {""};
-		if (w[i].same != i) {
-			rows[i] = fs_rows_ref(rows[w[i].same]);
-			continue;
-		}
-		int rc = fs_vision_wait(w[i].job, &rows[i], &e);
+		int rc = fs_seat_wait(seats[i], cancel, &rows[i], &e);
 		if (rc)
 			return refuse_encode(why, rc, chat->pictures[i].where, e.text);
 	}
 	return FS_OK;
 }
 
-static void forward_cancel(void *arg)
-{
-	fs_cancel_fire(arg, FS_CANCEL_CLIENT);
-}
-
-int fs_pictures_encode(const struct fs_service_opts *o, const struct fs_chat *chat, struct fs_cancel *cancel,
+int fs_pictures_encode(const struct fs_service_opts *o, struct fs_chat *chat, struct fs_cancel *cancel,
         struct fs_rows **rows, struct fs_refusal *why)
 {
 	size_t n = chat->n_pictures;
@@ -120,35 +106,21 @@ int fs_pictures_encode(const struct fs_service_opts *o, const struct fs_chat *ch
 	int rc = check_headers(o, chat, why);
 	if (rc)
 		return rc;
-
-	/* The jobs' own token: fires with the request's, or when one picture fails. */
-	struct work *w = calloc(n, sizeof(*w));
-	struct fs_cancel *own = fs_cancel_create(fs_cancel_deadline(cancel));
-	struct fs_cancel_hook hook = {.fn = forward_cancel, .arg = own};
-	if (!w || !own) {
-		free(w);
-		fs_cancel_unref(own);
+	struct fs_seat **seats = calloc(n, sizeof(struct fs_seat *));
+	if (!seats)
 		return fs_refuse(why, 500, "server_error", NULL, "", "out of memory");
-	}
-	if (!fs_cancel_listen(cancel, &hook))
-		fs_cancel_fire(own, FS_CANCEL_CLIENT);
-	rc = submit_all(o, chat, own, w, why);
+	rc = join_all(o, chat, seats, why);
 	if (!rc)
-		rc = wait_all(chat, w, rows, why);
-	if (rc && fs_cancelled(
-	                  cancel)) /* the jobs share its deadline; whichever noticed first, it is the cause */
+		rc = wait_all(chat, seats, cancel, rows, why);
+	if (rc && fs_cancelled(cancel)) /* whichever was noticed first, it is the cause */
 		rc = FS_ECANCELLED;
-	if (rc)
-		fs_cancel_fire(own, FS_CANCEL_SIBLING);
 	for (size_t i = 0; i < n; i++) {
-		fs_vision_job_destroy(w[i].job);
+		fs_seat_leave(seats[i]);
 		if (rc) {
 			fs_rows_unref(rows[i]);
 			rows[i] = NULL;
 		}
 	}
-	fs_cancel_unlisten(cancel, &hook);
-	fs_cancel_unref(own);
-	free(w);
+	free(seats);
 	return rc;
 }

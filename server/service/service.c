@@ -13,7 +13,7 @@
 struct fs_service {
 	struct fs_service_opts o;
 	struct fs_workers *workers;
-	struct fs_turn turn;
+	struct fs_turn own_turn, *turn;
 	struct fs_books *books;
 };
 
@@ -23,7 +23,8 @@ int fs_service_create(const struct fs_service_opts *o, struct fs_service **out, 
 	if (!s)
 		return fs_fail(e, FS_ENOMEM, "out of memory");
 	s->o = *o;
-	int rc = fs_turn_init(&s->turn, (size_t)o->queue_depth);
+	s->turn = o->turn ? o->turn : &s->own_turn;
+	int rc = o->turn ? FS_OK : fs_turn_init(&s->own_turn, (size_t)o->queue_depth);
 	if (!rc)
 		rc = fs_books_create(&s->books, e);
 	if (!rc)
@@ -42,7 +43,8 @@ void fs_service_destroy(struct fs_service *s)
 	if (!s)
 		return;
 	fs_workers_destroy(s->workers);
-	fs_turn_finish(&s->turn);
+	if (!s->o.turn)
+		fs_turn_finish(&s->own_turn);
 	fs_books_destroy(s->books);
 	free(s);
 }
@@ -59,12 +61,11 @@ struct fs_books *fs_service_books(struct fs_service *s)
 
 void fs_service_turn(struct fs_service *s, struct fs_turn_state *out)
 {
-	pthread_mutex_lock(&s->turn.lock);
-	*out = (struct fs_turn_state){.held = s->turn.held,
-	        .waiting = s->turn.waiting,
-	        .depth = s->turn.depth,
-	        .entries = s->turn.entries};
-	pthread_mutex_unlock(&s->turn.lock);
+	struct fs_turn *t = s->turn;
+	pthread_mutex_lock(&t->lock);
+	*out = (struct fs_turn_state){
+	        .held = t->held, .waiting = t->waiting, .depth = t->depth, .entries = t->entries};
+	pthread_mutex_unlock(&t->lock);
 }
 
 int fs_service_submit(struct fs_service *s, void (*fn)(void *arg), void *arg)
@@ -105,6 +106,7 @@ void fs_chat_finish(struct fs_chat *c)
 	for (size_t i = 0; i < c->n_pictures; i++) {
 		free(c->pictures[i].bytes);
 		free(c->pictures[i].url);
+		free(c->pictures[i].path);
 	}
 	for (size_t i = 0; i < c->n_tools; i++) {
 		free(c->tools[i].name);
@@ -308,7 +310,7 @@ static int take_turn(struct fs_service *s, struct fs_cancel *cancel, struct fs_r
 {
 	int64_t start = fs_now();
 	fs_record_phase(rec, FS_PHASE_QUEUE);
-	int rc = fs_turn_enter(&s->turn, cancel);
+	int rc = fs_turn_enter(s->turn, cancel);
 	*waited = fs_now() - start;
 	if (rc == FS_EUNAVAILABLE)
 		return fs_refuse(why, 503, "unavailable_error", "queue_full", "",
@@ -330,7 +332,7 @@ static int run_engine(struct fs_service *s, const struct fs_prompt *prompt, cons
 		g->sink->start(g->sink->arg);
 	int rc = fs_engine_generate(s->o.engine, prompt, &chat->gen, cancel, &ev, &g->report->gen, &e);
 	fs_record_turn(g->rec, false);
-	fs_turn_leave(&s->turn);
+	fs_turn_leave(s->turn);
 	if (!rc && g->tools)
 		fs_tool_parser_end(g->tools);
 	if (rc == FS_EINVAL)
@@ -364,13 +366,17 @@ static int generate(struct fs_service *s, const struct fs_prompt *prompt, const 
 
 /* ---- the whole way ---- */
 
-static void report_pictures(struct fs_chat_report *report, struct fs_rows *const *rows, size_t n)
+static void report_pictures(
+        struct fs_chat_report *report, const struct fs_chat *chat, struct fs_rows *const *rows)
 {
-	report->n_pictures = FS_MIN(n, (size_t)FS_MAX_PICTURE_REPORTS);
+	report->n_pictures = FS_MIN(chat->n_pictures, (size_t)FS_MAX_PICTURE_REPORTS);
 	for (size_t i = 0; i < report->n_pictures; i++) {
 		struct fs_picture_report *p = &report->pictures[i];
 		snprintf(p->host, sizeof(p->host), "%s", rows[i]->host);
 		p->tokens = rows[i]->shape.n_tokens;
+		p->cached = chat->pictures[i].cached;
+		if (p->cached)
+			continue;
 		p->encode_ms = rows[i]->encode_ms;
 		p->queue_ms = rows[i]->queue_ms;
 		p->total_ms = rows[i]->total_ms;
@@ -399,7 +405,11 @@ static int prepare(struct fs_service *s, struct fs_chat *chat, struct fs_cancel 
 	}
 	report->prepare_ns = fs_now() - start;
 	if (!rc) {
-		report_pictures(report, rows, chat->n_pictures);
+		int32_t cached = 0;
+		for (size_t i = 0; i < chat->n_pictures; i++)
+			cached += chat->pictures[i].cached;
+		fs_record_pictures(rec, (int32_t)chat->n_pictures, cached);
+		report_pictures(report, chat, rows);
 		rc = make_prompt(s, chat, rows, prompt, why);
 	}
 	for (size_t i = 0; i < chat->n_pictures; i++)

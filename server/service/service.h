@@ -1,8 +1,8 @@
 /*
  * service: the life of a request between the API and engine, vision hosts and their queues. Owns the workers,
- * the turn and the books; borrows engine, vision and fetch, which must outlive it. A request is carried by
- * one worker thread from its body to its end: pictures first, without the engine's turn; then the turn; then
- * generation. It knows nothing of HTTP or of any API's JSON.
+ * the books and, unless it is given one, the turn; borrows the rest, which must outlive it. A request is
+ * carried by one worker thread from its body to its end: pictures first, without the engine's turn; then the
+ * turn; then generation. It knows nothing of HTTP or of any API's JSON.
  */
 #ifndef FS_SERVER_SERVICE_H
 #define FS_SERVER_SERVICE_H
@@ -10,6 +10,8 @@
 #include "common/image/image.h"
 #include "server/engine/engine.h"
 #include "server/service/books.h"
+#include "server/service/flight.h"
+#include "server/service/turn.h"
 #include "server/vision/vision.h"
 
 struct fs_service;
@@ -17,13 +19,17 @@ struct fs_fetch;
 
 struct fs_service_opts {
 	struct fs_engine *engine;
-	struct fs_vision *vision; /* NULL: pictures are refused */
-	struct fs_fetch *fetch;   /* NULL: picture URLs are refused */
-	int workers;              /* requests at once; their threads are started as they are needed */
-	int queue_depth;          /* waiting for the turn */
+	struct fs_vision *vision;   /* NULL: pictures are refused */
+	struct fs_flights *flights; /* of the same vision; NULL without one */
+	struct fs_turn *turn;   /* shared with an encoder on this machine's GPU; NULL: the service's own */
+	struct fs_fetch *fetch; /* NULL: picture URLs are refused */
+	int workers;            /* requests at once; their threads are started as they are needed */
+	int queue_depth;        /* waiting for the turn */
 	size_t max_pictures;
 	struct fs_image_limits picture; /* of one picture */
-	bool f16;                       /* what vision was made with; it changes rows */
+	/* Absolute paths of the folders whose files requests may name as pictures; borrowed. 0 = none may. */
+	const char *const *picture_folders;
+	size_t n_picture_folders;
 };
 int fs_service_create(const struct fs_service_opts *o, struct fs_service **out, struct fs_errbuf *e);
 /* Waits for the workers; cancel the requests before. NULL is fine. */
@@ -31,6 +37,7 @@ void fs_service_destroy(struct fs_service *s);
 const struct fs_service_opts *fs_service_opts(const struct fs_service *s);
 
 struct fs_books *fs_service_books(struct fs_service *s);
+size_t fs_service_running(struct fs_service *s); /* calls that a worker carries */
 struct fs_turn_state {
 	bool held;             /* by a request, or by an encoder on this machine's GPU */
 	size_t waiting, depth; /* depth: the most that may wait */
@@ -44,10 +51,12 @@ int fs_service_submit(struct fs_service *s, void (*fn)(void *arg), void *arg);
 /* ---- a chat, parsed; all memory is its own, freed by fs_chat_finish ---- */
 
 struct fs_picture {
-	uint8_t *bytes; /* encoded picture; NULL until it is fetched from url */
+	uint8_t *bytes; /* encoded picture; NULL until it is fetched from url or read from path */
 	size_t n;
-	char *url;          /* http(s); NULL = bytes came with the request */
+	char *url;          /* http(s); NULL = bytes came with the request, or: */
+	char *path;         /* a file of picture_folders; NULL = none */
 	int32_t max_tokens; /* most rows, from "detail": "low"; 0 = what the encoder takes */
+	bool cached;        /* its rows were there already; known once it was encoded */
 	char where[96];     /* the request's field, for errors: "messages[1].content[0].image_url.url" */
 };
 struct fs_chat_part {
@@ -102,6 +111,7 @@ int fs_refuse(struct fs_refusal *r, int status, const char *type, const char *co
 struct fs_picture_report {
 	char host[64];
 	int32_t tokens;
+	bool cached; /* its rows were there already; the times are 0 then */
 	double encode_ms, queue_ms, total_ms;
 };
 #define FS_MAX_PICTURE_REPORTS 16

@@ -19,7 +19,7 @@ struct fs_workers {
 	pthread_mutex_t lock;
 	pthread_cond_t ended;
 	struct worker *idle;
-	int max, running; /* threads */
+	int max, running, n_idle; /* threads */
 	bool closing;
 };
 
@@ -30,6 +30,7 @@ static void remove_idle(struct fs_workers *w, struct worker *me)
 		at = &(*at)->below;
 	*at = me->below;
 	me->idle = false;
+	w->n_idle--;
 }
 
 /* Waits for a call; false: the thread is to end. */
@@ -40,6 +41,7 @@ static bool next_call(struct fs_workers *w, struct worker *me)
 	me->idle = true;
 	me->below = w->idle;
 	w->idle = me;
+	w->n_idle++;
 	while (me->idle && !w->closing)
 		if (!fs_cond_wait_until(&me->wake, &w->lock, until))
 			break;
@@ -107,8 +109,7 @@ int fs_workers_submit(struct fs_workers *w, void (*fn)(void *arg), void *arg)
 	pthread_mutex_lock(&w->lock);
 	struct worker *me = w->idle;
 	if (!w->closing && me) {
-		w->idle = me->below;
-		me->idle = false;
+		remove_idle(w, me);
 		me->fn = fn;
 		me->arg = arg;
 		pthread_cond_signal(&me->wake);
@@ -118,6 +119,14 @@ int fs_workers_submit(struct fs_workers *w, void (*fn)(void *arg), void *arg)
 	}
 	pthread_mutex_unlock(&w->lock);
 	return rc;
+}
+
+size_t fs_workers_busy(struct fs_workers *w)
+{
+	pthread_mutex_lock(&w->lock);
+	size_t n = (size_t)(w->running - w->n_idle);
+	pthread_mutex_unlock(&w->lock);
+	return n;
 }
 
 void fs_workers_destroy(struct fs_workers *w)

@@ -13,6 +13,7 @@ struct fs_workers;
 int fs_workers_create(int max, struct fs_workers **out, struct fs_errbuf *e);
 /* FS_EUNAVAILABLE when max calls run, when no thread could be started, or after destroy has begun. */
 int fs_workers_submit(struct fs_workers *w, void (*fn)(void *arg), void *arg);
+size_t fs_workers_busy(struct fs_workers *w); /* calls that run */
 /* Waits for the calls that run. NULL is fine. */
 void fs_workers_destroy(struct fs_workers *w);
 
