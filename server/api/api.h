@@ -9,12 +9,15 @@
 
 #include "server/http/http.h"
 #include "server/service/service.h"
+#include "server/stream/stream.h"
 
 struct fs_api {
 	struct fs_service *service;
 	const char *model_name;        /* in answers and in /v1/models */
 	int64_t created;               /* wall clock seconds, of /v1/models */
 	struct fs_gen_params sampling; /* what a request does not say */
+	struct fs_streams *streams;    /* NULL: no answer outlives its client */
+	bool has_keys;                 /* requests carry API keys, to which their conversations belong */
 };
 
 /* Handlers; arg is a struct fs_api. */
@@ -28,6 +31,9 @@ void fs_api_models(void *arg, struct fs_http_request *r);           /* GET /v1/m
 void fs_api_health(void *arg, struct fs_http_request *r);           /* GET /health */
 void fs_api_status(void *arg, struct fs_http_request *r);           /* GET /status */
 void fs_api_history(void *arg, struct fs_http_request *r);          /* GET /v1/history */
+void fs_api_stream_get(void *arg, struct fs_http_request *r);       /* GET /v1/stream[/<id>] */
+void fs_api_stream_delete(void *arg, struct fs_http_request *r);    /* DELETE of the same */
+void fs_api_streams_lookup(void *arg, struct fs_http_request *r);   /* POST /v1/streams/lookup */
 void fs_api_metrics(void *arg, struct fs_http_request *r);          /* GET /metrics */
 
 /* Errors that http answers itself, in the envelope of the API that the path belongs to: an
@@ -46,5 +52,10 @@ int fs_data_url_decode(
 /* The same without the URL around it. */
 int fs_base64_decode(
         const char *data, size_t n, size_t max, uint8_t **bytes, size_t *len, struct fs_errbuf *e);
+
+/* Whether it names a file of this machine: a "file:" URL (RFC 8089), or an absolute path. */
+bool fs_file_url_is(const char *url);
+/* Its path, malloc'd. FS_EINVAL: another machine's, or wrong escapes; the text goes behind the URL's name. */
+int fs_file_url_decode(const char *url, char **path, struct fs_errbuf *e);
 
 #endif

@@ -28,7 +28,7 @@ void api_make_id(char *out, size_t cap, const char *prefix)
 
 void api_call_send_text(struct api_call *c, const char *bytes)
 {
-	fs_http_stream_write(c->r, bytes, strlen(bytes));
+	api_out_events(c, bytes, strlen(bytes));
 }
 
 void api_call_send(struct api_call *c, const char *event, json_t *o)
@@ -41,7 +41,7 @@ void api_call_send(struct api_call *c, const char *event, json_t *o)
 	fs_buf_init(&b, MAX_EVENT);
 	int rc = event ? fs_buf_printf(&b, "event: %s\n", event) : FS_OK;
 	if (!rc && fs_buf_printf(&b, "data: %s\n\n", text) == FS_OK)
-		fs_http_stream_write(c->r, b.data, b.len);
+		api_out_events(c, b.data, b.len);
 	fs_buf_finish(&b);
 	free(text);
 }
@@ -53,8 +53,7 @@ static void on_start(void *arg)
 	struct api_call *c = arg;
 	if (!c->stream)
 		return;
-	fs_http_stream_begin(c->r);
-	c->begun = true;
+	api_out_begin(c);
 	c->d->begin(c);
 }
 
@@ -118,17 +117,16 @@ static void reply_error(struct api_call *c, const struct api_error *err)
 {
 	if (c->begun && c->d->fail) {
 		c->d->fail(c, err);
-		fs_http_stream_end(c->r);
+		api_out_end(c);
 		return;
 	}
 	json_t *o = c->d->error(err);
 	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
 	json_decref(o);
 	if (text)
-		fs_http_reply(c->r, err->status, NULL, err->status == 503 ? "Retry-After: 2" : NULL, text,
-		        strlen(text));
+		api_out_whole(c, err->status, err->status == 503 ? "Retry-After: 2" : NULL, text);
 	else
-		fs_http_stream_end(c->r);
+		api_out_end(c);
 	free(text);
 }
 
@@ -157,12 +155,15 @@ static void end_refused(struct api_call *c, const struct fs_refusal *why)
 
 static void end_cancelled(struct api_call *c)
 {
-	enum fs_cancel_cause cause = fs_cancel_cause(fs_http_cancel(c->r));
+	enum fs_cancel_cause cause = fs_cancel_cause(c->cancel);
 	struct api_error err = {504, "timeout_error", "timeout", NULL,
 	        "the request took longer than the server's timeout_s or its own"};
 	if (cause == FS_CANCEL_SHUTDOWN)
 		err = (struct api_error){
 		        503, "unavailable_error", "shutting_down", NULL, "the server is shutting down"};
+	else if (cause == FS_CANCEL_DELETED)
+		err = (struct api_error){499, "invalid_request_error", "conversation_deleted", NULL,
+		        "the conversation was deleted, or replaced by a newer request"};
 	else if (cause != FS_CANCEL_DEADLINE) /* it may still read: closing only its writing side counts as
 	                                         leaving */
 		err = (struct api_error){499, "invalid_request_error", "client_closed", NULL,
@@ -182,7 +183,7 @@ static void end_whole(struct api_call *c, json_t *o, const struct fs_record_end 
 	json_decref(o);
 	if (text) {
 		close_record(c, row);
-		fs_http_reply(c->r, 200, NULL, NULL, text, strlen(text));
+		api_out_whole(c, 200, NULL, text);
 	} else {
 		end_failed(c, "out of memory");
 	}
@@ -198,7 +199,7 @@ static void end_answered(struct api_call *c, const struct fs_chat_report *rep)
 	} else if (c->stream) {
 		close_record(c, &row);
 		c->d->end(c, rep);
-		fs_http_stream_end(c->r);
+		api_out_end(c);
 	} else {
 		end_whole(c, c->d->whole(c, rep), &row);
 	}
@@ -227,8 +228,8 @@ static void answer(struct api_call *c)
 	struct fs_chat_report rep;
 	struct fs_refusal why = {0};
 	if (c->stream)
-		fs_http_stream_begin_after(c->r, FIRST_SIGN_MS);
-	int rc = fs_service_chat(c->api->service, &c->chat, fs_http_cancel(c->r), c->rec, &sink, &rep, &why);
+		api_out_stream(c, FIRST_SIGN_MS);
+	int rc = fs_service_chat(c->api->service, &c->chat, c->cancel, c->rec, &sink, &rep, &why);
 	bool cancelled = rc == FS_ECANCELLED || (!rc && rep.gen.finish == FS_FINISH_CANCEL);
 	log_end(c, cancelled ? "cancel" : rc ? why.text.text : api_finish_name(rep.gen.finish), &rep);
 	if (cancelled)
@@ -244,7 +245,7 @@ static void count(struct api_call *c)
 	struct fs_record_end row = {.end = FS_END_STOP, .status = 200};
 	struct fs_refusal why = {0};
 	int32_t tokens;
-	int rc = fs_service_count(c->api->service, &c->chat, fs_http_cancel(c->r), c->rec, &tokens, &why);
+	int rc = fs_service_count(c->api->service, &c->chat, c->cancel, c->rec, &tokens, &why);
 	if (rc == FS_ECANCELLED)
 		end_cancelled(c);
 	else if (rc)
@@ -321,6 +322,7 @@ void api_call_finish(struct api_call *c)
 static void call_free(struct api_call *c)
 {
 	api_call_finish(c);
+	api_out_close(c);
 	fs_http_unref(c->r);
 	free(c);
 }
@@ -332,10 +334,10 @@ static void run(void *arg)
 	size_t n;
 	const char *body = fs_http_body(c->r, &n);
 	fs_record_phase(c->rec, FS_PHASE_PARSE);
-	int rc = api_call_parse(c, body, n, fs_http_cancel(c->r), &why);
+	int rc = api_call_parse(c, body, n, c->cancel, &why);
 	fs_record_stream(c->rec, c->stream);
 	if (!rc && c->timeout_s > 0)
-		fs_cancel_shorten(fs_http_cancel(c->r), fs_http_arrived(c->r) + c->timeout_s * FS_SEC);
+		fs_cancel_shorten(c->cancel, fs_http_arrived(c->r) + c->timeout_s * FS_SEC);
 	if (rc == FS_ECANCELLED)
 		end_cancelled(c);
 	else if (rc)
@@ -363,6 +365,11 @@ void api_call_start(const struct fs_api *api, const struct api_dialect *d, struc
 		fs_http_add_header(r, d->id_header, c->id);
 	if (d->error_before)
 		fs_http_set_stream_frame(r, d->error_before, d->error_after);
+	if (api_out_open(c)) {
+		end_failed(c, "out of memory");
+		call_free(c);
+		return;
+	}
 	if (fs_service_submit(api->service, run, c) == FS_OK)
 		return;
 	struct fs_refusal why;

@@ -51,6 +51,9 @@ struct api_call {
 	const struct api_dialect *d;
 	struct fs_http_request *r;
 	struct fs_record *rec;
+	struct fs_cancel *cancel;   /* of the work: the request's own, or one that outlives it */
+	struct fs_session *session; /* NULL: the client asked for none */
+	bool followed;              /* a streamed answer goes to the session alone */
 	char id[48];
 	int64_t created; /* wall clock seconds */
 
@@ -81,6 +84,19 @@ void api_call_send_text(struct api_call *c, const char *bytes); /* as it is */
 int api_call_parse(
         struct api_call *c, const char *body, size_t n, struct fs_cancel *cancel, struct fs_refusal *why);
 void api_call_finish(struct api_call *c);
+
+/* ---- output.c: where the answer goes; for call.c ---- */
+
+int api_out_open(struct api_call *c); /* makes `cancel` and `session`; FS_ENOMEM */
+/* The answer will be streamed: the client sees a first sign of life after first_sign_ms at the latest. */
+void api_out_stream(struct api_call *c, int first_sign_ms);
+void api_out_begin(struct api_call *c);
+void api_out_events(struct api_call *c, const void *data, size_t n);
+void api_out_end(struct api_call *c);
+/* One answer or error; header as fs_http_reply's. */
+void api_out_whole(struct api_call *c, int status, const char *header, const char *json);
+void api_out_close(struct api_call *c); /* the producer's end, after everything else */
+
 /* prefix and 24 random hexadecimal digits. */
 void api_make_id(char *out, size_t cap, const char *prefix);
 

@@ -68,6 +68,11 @@ void fs_service_turn(struct fs_service *s, struct fs_turn_state *out)
 	pthread_mutex_unlock(&t->lock);
 }
 
+size_t fs_service_running(struct fs_service *s)
+{
+	return fs_workers_busy(s->workers);
+}
+
 int fs_service_submit(struct fs_service *s, void (*fn)(void *arg), void *arg)
 {
 	return fs_workers_submit(s->workers, fn, arg);

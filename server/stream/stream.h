@@ -94,6 +94,7 @@ void fs_reader_detach(struct fs_reader *r);           /* NULL is fine */
 /* Takes it out of the table and fires its token when it still runs; readers come to an end. Whether there was
  * one. */
 bool fs_streams_delete(struct fs_streams *s, const char *id, const uint8_t owner[FS_SESSION_OWNER]);
+bool fs_streams_has(struct fs_streams *s, const char *id, const uint8_t owner[FS_SESSION_OWNER]);
 struct fs_session_row {
 	char id[FS_SESSION_ID_MAX + 1];
 	bool done;

@@ -234,6 +234,15 @@ bool fs_streams_delete(struct fs_streams *t, const char *id, const uint8_t owner
 	return true;
 }
 
+bool fs_streams_has(struct fs_streams *t, const char *id, const uint8_t owner[FS_SESSION_OWNER])
+{
+	fs_streams_expire(t, fs_now());
+	pthread_mutex_lock(&t->lock);
+	bool has = find(t, id, owner) != NULL;
+	pthread_mutex_unlock(&t->lock);
+	return has;
+}
+
 int fs_reader_attach(struct fs_streams *t, const char *id, const uint8_t owner[FS_SESSION_OWNER],
         uint64_t from, void (*notify)(void *arg), void *arg, struct fs_reader **out, struct fs_errbuf *e)
 {
