@@ -158,10 +158,11 @@ static int refuse_url(struct api_reader *rd, const char *param, const char *url)
 		return api_bad(rd, param,
 		        "is a web address; this server does not fetch pictures: send the picture itself as a "
 		        "data: URL");
-	if (strncasecmp(url, "file:", 5) == 0 || url[0] == '/' || url[0] == '\\')
+	if (fs_file_url_is(url) || url[0] == '\\')
 		return api_bad(rd, param,
-		        "names a file; this server reads no files for clients: send the picture itself as a "
-		        "data: URL");
+		        "names a file; this server reads no files for clients (\"picture_folders\" in its "
+		        "config "
+		        "would allow it): send the picture itself as a data: URL");
 	return api_bad(
 	        rd, param, "must be a data: URL, that is data:image/png;base64, in front of the base64 text");
 }
@@ -179,35 +180,49 @@ static int get_detail(struct api_reader *rd, const json_t *detail, const char *p
 	return FS_OK;
 }
 
+static int take_path(struct api_reader *rd, struct fs_picture *p, const char *url, const char *param)
+{
+	struct fs_errbuf e;
+	int rc = fs_file_url_decode(url, &p->path, &e);
+	if (rc == FS_ENOMEM)
+		return api_no_memory(rd);
+	return rc ? api_bad(rd, param, "%s", e.text) : FS_OK;
+}
+
+static int take_data(struct api_reader *rd, struct fs_picture *p, const json_t *url, const char *param)
+{
+	struct fs_errbuf e;
+	int rc = fs_data_url_decode(json_string_value(url), json_string_length(url),
+	        fs_service_opts(rd->api->service)->picture.max_bytes, &p->bytes, &p->n, &e);
+	return rc ? refuse_data(rd, rc, param, &e) : FS_OK;
+}
+
 int api_add_picture_url(struct api_reader *rd, struct fs_chat_message *m, const json_t *url,
         const json_t *detail, const char *param)
 {
 	const struct fs_service_opts *o = fs_service_opts(rd->api->service);
 	struct fs_picture *p = NULL;
-	struct fs_errbuf e;
 	if (!json_is_string(url))
 		return api_bad(rd, param, "must be a string");
 	const char *text = json_string_value(url);
-	bool fetch = o->fetch && is_web(text);
-	if (!fetch && strncasecmp(text, "data:", 5) != 0)
+	bool whole = strlen(text) == json_string_length(url);
+	bool fetch = o->fetch && is_web(text), file = o->n_picture_folders > 0 && fs_file_url_is(text);
+	if (!fetch && !file && strncasecmp(text, "data:", 5) != 0)
 		return refuse_url(rd, param, text);
+	if (!whole)
+		return api_bad(rd, param, "holds a NUL");
 	int rc = picture_slot(rd, param, &p);
 	if (!rc)
 		rc = get_detail(rd, detail, param, &p->max_tokens);
-	if (rc)
-		return rc;
-	if (fetch) {
-		p->url = api_strdup(url);
-		if (!p->url)
-			return api_no_memory(rd);
-	} else {
-		rc = fs_data_url_decode(
-		        text, json_string_length(url), o->picture.max_bytes, &p->bytes, &p->n, &e);
-		if (rc)
-			return refuse_data(rd, rc, param, &e);
-	}
-	keep_picture(rd, m);
-	return FS_OK;
+	if (!rc && fetch)
+		rc = (p->url = api_strdup(url)) ? FS_OK : api_no_memory(rd);
+	else if (!rc && file)
+		rc = take_path(rd, p, text, param);
+	else if (!rc)
+		rc = take_data(rd, p, url, param);
+	if (!rc)
+		keep_picture(rd, m);
+	return rc;
 }
 
 int api_add_picture_base64(
