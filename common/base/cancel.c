@@ -88,8 +88,8 @@ enum fs_cancel_cause fs_cancel_cause(const struct fs_cancel *c)
 
 const char *fs_cancel_cause_name(enum fs_cancel_cause cause)
 {
-	static const char *const names[] = {"none", "client gone", "deleted", "deadline", "shutdown",
-	        "another part failed", "answer not read"};
+	static const char *const names[] = {
+	        "none", "client", "deleted", "deadline", "shutdown", "sibling", "unread"};
 	return (size_t)cause < FS_ARRAY_LEN(names) ? names[cause] : "unknown";
 }
 

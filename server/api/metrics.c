@@ -5,6 +5,7 @@
  * Reference: Prometheus, "Exposition formats" and "Metric and label naming".
  */
 #include "server/api/internal.h"
+#include "server/service/flight.h"
 
 #include <stdio.h>
 
@@ -124,6 +125,27 @@ static void turn(struct fs_buf *b, struct fs_service *s)
 	counter(b, "farsight_turn_entries_total", "How often the turn was taken.", t.entries);
 }
 
+static void cache(struct fs_buf *b, struct fs_flights *f)
+{
+	struct fs_flight_stats st;
+	if (!f)
+		return;
+	fs_flights_stats(f, &st);
+	counter(b, "farsight_cache_hits_total", "Pictures whose rows were found in the cache.",
+	        st.cache.hits);
+	counter(b, "farsight_cache_misses_total", "Pictures whose rows were not.", st.cache.misses);
+	counter(b, "farsight_cache_evictions_total", "Rows that left the cache to make room.",
+	        st.cache.evictions);
+	counter(b, "farsight_encode_joins_total", "Pictures that were being encoded for another request.",
+	        st.joins);
+	counter(b, "farsight_encodes_total", "Encodes that were begun.", st.encodes);
+	simple(b, "farsight_cache_bytes", "gauge", "Bytes of the rows in the cache.", (double)st.cache.bytes);
+	simple(b, "farsight_cache_limit_bytes", "gauge", "The most bytes that the cache may hold.",
+	        (double)st.cache.limit);
+	simple(b, "farsight_cache_entries", "gauge", "Pictures in the cache.", (double)st.cache.entries);
+	simple(b, "farsight_encodes_live", "gauge", "Encodes under way.", (double)st.live);
+}
+
 /* ---- hosts ---- */
 
 static double host_up(const struct fs_host_status *h)
@@ -197,6 +219,7 @@ int api_metrics_page(const struct fs_api *api, struct fs_buf *b)
 	requests(b, &t);
 	turn(b, api->service);
 	histograms(b, &t);
+	cache(b, fs_service_opts(api->service)->flights);
 	hosts(b, fs_service_opts(api->service)->vision);
 	return FS_OK;
 }

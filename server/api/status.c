@@ -3,6 +3,7 @@
  * from the books and the hosts' states; they are no requests themselves and never wait for the engine.
  */
 #include "server/api/internal.h"
+#include "server/service/flight.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,6 +117,20 @@ static json_t *totals_json(const struct fs_books_totals *t)
 	        "pictures_cached", (json_int_t)t->pictures_cached);
 }
 
+/* Pictures' rows; NULL without vision. */
+static json_t *cache_json(struct fs_flights *f)
+{
+	struct fs_flight_stats st;
+	if (!f)
+		return NULL;
+	fs_flights_stats(f, &st);
+	const struct fs_rows_cache_stats *c = &st.cache;
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "hits", (json_int_t)c->hits, "misses",
+	        (json_int_t)c->misses, "joins", (json_int_t)st.joins, "evictions", (json_int_t)c->evictions,
+	        "entries", (json_int_t)c->entries, "bytes", (json_int_t)c->bytes, "limit_bytes",
+	        (json_int_t)c->limit, "encoding", (json_int_t)st.live);
+}
+
 static json_t *engine_json(const struct fs_api *api, const struct fs_engine_info *e)
 {
 	return json_pack("{s:s, s:s, s:i, s:s, s:s, s:I, s:I}", "model", api->model_name, "arch", e->arch,
@@ -136,10 +151,10 @@ void fs_api_status(void *arg, struct fs_http_request *r)
 	for (size_t i = 0; i < n; i++)
 		json_array_append_new(rows, live_json(&live[i]));
 	api_reply_json(
-	        r, json_pack("{s:b, s:o, s:o, s:o, s:o, s:o}", "busy", n > 0, "turn",
+	        r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o, s:o}", "busy", n > 0, "turn",
 	                   turn_json(api->service, live, n), "requests", rows, "vision",
-	                   api_vision(o->vision, true), "engine", engine_json(api, fs_engine_info(o->engine)),
-	                   "totals", totals_json(&totals)));
+	                   api_vision(o->vision, true), "cache", cache_json(o->flights), "engine",
+	                   engine_json(api, fs_engine_info(o->engine)), "totals", totals_json(&totals)));
 	free(live);
 }
 
