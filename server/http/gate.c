@@ -298,6 +298,7 @@ static void on_closed(struct evhttp_connection *evcon, void *arg)
 	else
 		h->gates = g->next;
 	h->n_gates--;
+	h->n_served -= g->served;
 	gate_free(g);
 	http_accept_again(h);
 	http_exit_when_idle(h);
@@ -372,8 +373,11 @@ static void adopt(struct http_gate *g)
 	g->evcon = evcon;
 	evhttp_connection_set_closecb(g->evcon, on_closed, g);
 	set_socket(g->h, bufferevent_getfd(g->bev));
-	if (g->h->n_gates <= g->h->o.max_connections || close_oldest_idle(g->h))
+	if (g->h->n_served < g->h->o.max_connections || close_oldest_idle(g->h)) {
+		g->served = true;
+		g->h->n_served++;
 		return;
+	}
 	refuse_text(g, 503, "too_many_connections", "too many connections are open; try again shortly");
 	bufferevent_trigger(g->bev, EV_READ, BEV_TRIG_IGNORE_WATERMARKS);
 }
@@ -386,13 +390,13 @@ void http_gate_chores(struct fs_http *h)
 		if (g->doomed)
 			evhttp_connection_free(g->evcon);
 	}
-	for (struct http_gate *g = h->gates; g;) {
-		if (g->evcon) {
-			g = g->next;
-		} else {
-			adopt(g);
-			g = h->gates; /* others may be gone now */
-		}
+	for (;;) {
+		struct http_gate *oldest = NULL; /* of the new ones, which stand first */
+		for (struct http_gate *g = h->gates; g && !g->evcon; g = g->next)
+			oldest = g;
+		if (!oldest)
+			return;
+		adopt(oldest);
 	}
 }
 

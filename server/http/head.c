@@ -20,8 +20,9 @@ static bool is_token(const char *s, size_t n)
 int http_head_end(const char *p, size_t n, size_t *scanned, struct fs_errbuf *e)
 {
 	for (size_t i = *scanned; i < n && i < HTTP_MAX_HEAD; i++) {
-		if (p[i] == '\0')
-			return fs_fail(e, FS_EFORMAT, "a NUL in the request's head");
+		if ((unsigned char)p[i] < ' ' &&
+		        !memchr("\t\r\n", p[i], 3)) /* as in TLS to this plain port */
+			return fs_fail(e, FS_EFORMAT, "a control character in the request's head");
 		if (p[i] != '\n')
 			continue;
 		if (i == 0 || p[i - 1] != '\r')
@@ -87,9 +88,8 @@ static int add_header(char *line, struct http_head *h, int *status, struct fs_er
 	colon += strspn(colon, " \t");
 	while (end > colon && (end[-1] == ' ' || end[-1] == '\t'))
 		*--end = '\0';
-	for (const char *c = colon; *c; c++)
-		if ((unsigned char)*c < ' ' ? *c != '\t' : *c == 0x7f)
-			return bad(status, 400, e, "a control character in a header");
+	if (strchr(colon, 0x7f))
+		return bad(status, 400, e, "a control character in a header");
 	h->headers[h->n_headers].name = line;
 	h->headers[h->n_headers++].value = colon;
 	return FS_OK;

@@ -52,14 +52,14 @@ struct fs_http {
 	struct fs_http_opts o;
 	struct http_access access;
 
-	struct http_gate *gates;     /* [loop]; newest first */
-	struct http_linger *lingers; /* [loop]; newest first */
-	size_t n_gates, n_lingers;   /* [loop] */
-	struct event *chores;        /* [loop]; see gate.c */
-	bool full;                   /* [loop]; not accepting: too many connections even to refuse them */
-	struct event *exit_timer;    /* [loop]; last answers get this long to leave */
-	bool exiting;                /* [loop] */
-	atomic_size_t bodies;        /* bytes of request bodies in memory */
+	struct http_gate *gates;             /* [loop]; newest first */
+	struct http_linger *lingers;         /* [loop]; newest first */
+	size_t n_gates, n_served, n_lingers; /* [loop] */
+	struct event *chores;                /* [loop]; see gate.c */
+	bool full;                /* [loop]; not accepting: too many connections even to refuse them */
+	struct event *exit_timer; /* [loop]; last answers get this long to leave */
+	bool exiting;             /* [loop] */
+	atomic_size_t bodies;     /* bytes of request bodies in memory */
 
 	int port, wake_fd;
 	pthread_t thread;
@@ -122,6 +122,7 @@ struct http_gate {
 	struct evbuffer_cb_entry *entry;
 	enum gate_state state;
 	bool feeding, doomed;
+	bool served;          /* counted in h->n_served: not refused for their number */
 	bool used;            /* a request was answered on it */
 	struct evbuffer *raw; /* bytes that were not judged yet */
 	struct event *deadline;
