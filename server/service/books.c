@@ -191,6 +191,7 @@ void fs_record_token(struct fs_record *r)
 	if (!r->first_token) {
 		r->first_token = now;
 		r->window[0].at = r->window[1].at = now;
+		r->window[0].tokens = r->window[1].tokens = 1;
 		phase_locked(r, FS_PHASE_DECODE, now);
 		r->row.prompt_done = r->row.prompt_tokens;
 	}
