@@ -134,8 +134,8 @@ static void begin(struct fs_local *l, struct fs_vision_job *j)
 	l->began = fs_now();
 }
 
-/* The rows file into the job, which ends well. */
-static int take_rows(
+/* The rows file into the job. */
+static int read_rows(
         struct fs_local *l, struct fs_vision_job *j, const struct fs_reply *r, struct fs_errbuf *e)
 {
 	struct fs_rows_shape s;
@@ -156,30 +156,28 @@ static int take_rows(
 	        .queue_us = (uint32_t)FS_MIN(queued, (int64_t)UINT32_MAX)};
 	j->data = (uint8_t *)rows;
 	j->data_at = 0;
-	fs_job_complete(j);
 	return FS_OK;
 }
 
-/* From within encproc: the order is over. */
+/* From within encproc: the order is over. Whoever waits learns it last, when nothing of it is left here. */
 static void on_done(void *arg, int err, const struct fs_reply *reply, const char *text)
 {
 	struct fs_local *l = arg;
 	struct fs_vision_job *j = l->job;
 	struct fs_errbuf e = {""};
+	if (j && !err && read_rows(l, j, reply, &e)) {
+		err = fs_fail_prefix(&e, FS_EUNAVAILABLE, "the encoder's rows are no good");
+		snprintf(l->fault, sizeof(l->fault), "%.290s", e.text);
+		text = e.text;
+	}
 	l->working = false;
 	l->job = NULL;
-	if (j && !err) {
-		err = take_rows(l, j, reply, &e);
-		if (err) {
-			fs_fail_prefix(&e, err, "the encoder's rows are no good");
-			snprintf(l->fault, sizeof(l->fault), "%.290s", e.text);
-			fail_job(l, j, FS_EUNAVAILABLE, e.text);
-		}
-	} else if (j) {
-		fail_job(l, j, err, text);
-	}
 	remove_files(l);
 	give_turn_back(l);
+	if (j && err)
+		fail_job(l, j, err, text);
+	else if (j)
+		fs_job_complete(j);
 }
 
 /* ---- the thread ---- */

@@ -235,6 +235,7 @@ static void encode(char *order)
 	}
 	int sum = read_picture(paths, &a, &size);
 	note("enc %ld %d %s", size, sum, f16 ? "f16" : "f32");
+	note("file %s", paths);
 	if (sum < 0) {
 		say("ERR cannot read the image %s", paths);
 		return;
