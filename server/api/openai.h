@@ -22,7 +22,7 @@ int api_openai_parse_response(struct api_call *c, const json_t *root, struct fs_
 int api_openai_get_stream(struct api_reader *rd, const json_t *root, struct api_call *c);
 /* Refuses what asks for several answers, or for tokens to be favoured: "n", "logit_bias". */
 int api_openai_check_common(struct api_reader *rd, const json_t *root);
-/* Whether a member is there and holds anything: not null, false, "", [] or {}. */
+/* Whether a member is there and holds anything: not null, false, 0, "", [] or {}. */
 bool api_openai_is_set(const json_t *root, const char *key);
 /* An array of parts, or a string, as the content of m; where names it. Parts of both chat and responses are
  * taken; `wanted` lists those of this API, for the error. m must have room for api_openai_n_parts. */

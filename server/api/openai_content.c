@@ -97,6 +97,8 @@ bool api_openai_is_set(const json_t *root, const char *key)
 		return json_object_size(v) > 0;
 	if (json_is_string(v))
 		return json_string_length(v) > 0;
+	if (json_is_number(v))
+		return json_number_value(v) != 0;
 	return v && !json_is_null(v) && !json_is_false(v);
 }
 
