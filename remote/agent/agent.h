@@ -14,14 +14,18 @@ struct fs_agent_opts {
 /* A connected socket, after starting a watchdog when none runs. Returns by the deadline (monotonic ns). */
 int fs_agent_connect(const struct fs_agent_opts *o, int64_t deadline, int *fd, struct fs_errbuf *e);
 
-enum fs_relay_end {
-	FS_RELAY_PEER_GONE,     /* our input ended or our output broke: the ssh channel is closed */
-	FS_RELAY_WATCHDOG_GONE, /* the socket ended */
+/*
+ * Sends the greeting (at most FS_WD_GREETING_MAX bytes) and with it our ends of the channel; from then on
+ * only the watchdog may read in and write out. It makes both non-blocking.
+ */
+int fs_agent_hand_over(
+        int in, int out, int sock, const void *greeting, size_t n, int64_t deadline, struct fs_errbuf *e);
+
+enum fs_agent_end {
+	FS_AGENT_PEER_GONE,     /* our input ended: the ssh channel is closed */
+	FS_AGENT_WATCHDOG_GONE, /* the socket ended first */
 };
-/* Copies in -> sock and sock -> out until one side ends; what is in the rings then is still written, for at
- * most 2 s. All three are set non-blocking. first: bytes for the socket that go before everything (the
- * greeting). */
-int fs_agent_relay(
-        int in, int out, int sock, const void *first, size_t n, enum fs_relay_end *end, struct fs_errbuf *e);
+/* Waits for the end of the channel, without a deadline; when the input ends, for at most 2 s more. */
+enum fs_agent_end fs_agent_attend(int in, int sock);
 
 #endif

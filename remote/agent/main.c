@@ -1,8 +1,8 @@
 /*
- * farsight-agent: what the ssh channel of a server executes on the vision host. It relays bytes between its
- * stdio and the watchdog's unix socket and knows nothing of what they mean. Safe as a forced command
+ * farsight-agent: what the ssh channel of a server executes on the vision host. It hands its stdio to the
+ * watchdog over the unix socket and stays for as long as the channel is used. Safe as a forced command
  * (restrict,command="farsight-agent"): it reads no argument from SSH_ORIGINAL_COMMAND and runs nothing but
- * the watchdog. What goes wrong before the relay stands is sent as one ERR frame, so that the server can show
+ * the watchdog. What goes wrong before the hand-over is sent as one ERR frame, so that the server can show
  * it.
  */
 #include "common/wire/wire.h"
@@ -61,9 +61,10 @@ static int serve(const struct fs_agent_opts *o)
 {
 	struct fs_wd_greeting g = {.purpose = FS_WD_CHANNEL};
 	struct fs_errbuf e = {""};
-	enum fs_relay_end end;
+	enum fs_agent_end end = FS_AGENT_WATCHDOG_GONE;
+	int64_t deadline = fs_deadline_ms(CONNECT_MS);
 	char greeting[FS_WD_GREETING_MAX];
-	int sock, rc = fs_agent_connect(o, fs_deadline_ms(CONNECT_MS), &sock, &e);
+	int sock, rc = fs_agent_connect(o, deadline, &sock, &e);
 	if (rc) {
 		send_error(rc, e.text);
 		return 1;
@@ -71,16 +72,21 @@ static int serve(const struct fs_agent_opts *o)
 	peer_address(g.peer);
 	size_t n = fs_wd_greeting_format(&g, greeting);
 	int in_flags = fcntl(STDIN_FILENO, F_GETFL), out_flags = fcntl(STDOUT_FILENO, F_GETFL);
-	rc = fs_agent_relay(STDIN_FILENO, STDOUT_FILENO, sock, greeting, n, &end, &e);
+	rc = fs_agent_hand_over(STDIN_FILENO, STDOUT_FILENO, sock, greeting, n, deadline, &e);
+	if (rc)
+		send_error(rc, e.text);
+	else
+		end = fs_agent_attend(STDIN_FILENO, sock);
 	/* The descriptors may be shared with a shell or a script. */
 	fcntl(STDIN_FILENO, F_SETFL, in_flags);
 	fcntl(STDOUT_FILENO, F_SETFL, out_flags);
 	close(sock);
-	if (rc || end == FS_RELAY_WATCHDOG_GONE) {
-		fprintf(stderr, "farsight-agent: %s\n", rc ? e.text : "the watchdog closed the connection");
-		return rc ? 1 : 3;
-	}
-	return 0;
+	if (rc)
+		return 1;
+	if (end == FS_AGENT_PEER_GONE)
+		return 0;
+	fprintf(stderr, "farsight-agent: the watchdog closed the connection\n");
+	return 3;
 }
 
 int main(int argc, char **argv)

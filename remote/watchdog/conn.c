@@ -1,5 +1,6 @@
 /*
- * One connection from an agent: bytes in, frames out, both bounded. Loop thread. Control frames go before
+ * One connection from an agent: bytes in, frames out, both bounded. Loop thread. An agent may hand over the
+ * ends of its channel with its greeting; its socket then only tells that it lives. Control frames go before
  * DATA; a DATA frame is made only when the one before it is written, so a slow server holds no rows in memory
  * and a CANCEL or PING waits behind one chunk at most. Refuses malformed frames by ending this connection
  * only.
@@ -7,6 +8,7 @@
 #include "remote/watchdog/state.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -44,14 +46,29 @@ int fs_conn_accept(struct fs_wd *wd, int fd, struct fs_errbuf *e)
 	fs_buf_init(&c->in, FS_FRAME_MAX + FS_FRAME_HEADER);
 	fs_buf_init(&c->ctrl, CTRL_MAX);
 	c->wd = wd;
-	c->fd = fd;
-	c->slot = -1;
+	c->fd = c->from = c->to = fd;
+	c->slot = c->from_slot = c->to_slot = -1;
 	c->deadline = fs_deadline_ms(GREETING_MS);
 	c->ping_at = FS_NEVER;
 	c->next = wd->conns;
 	wd->conns = c;
 	wd->n_conns++;
 	return FS_OK;
+}
+
+static bool handed_over(const struct fs_conn *c)
+{
+	return c->from != c->fd;
+}
+
+/* Back to the socket alone. */
+static void close_ends(struct fs_conn *c)
+{
+	if (handed_over(c)) {
+		close(c->from);
+		close(c->to);
+	}
+	c->from = c->to = c->fd;
 }
 
 /* The connection and all that hangs on it; the struct itself goes with the sweep. */
@@ -64,8 +81,9 @@ void fs_conn_lose(struct fs_conn *c)
 	if (c->lease)
 		fs_lease_close(c->lease);
 	c->lease = NULL;
+	close_ends(c);
 	close(c->fd);
-	c->fd = -1;
+	c->fd = c->from = c->to = -1;
 }
 
 void fs_conn_sweep(struct fs_wd *wd)
@@ -134,7 +152,7 @@ static ssize_t write_some(struct fs_conn *c, const uint8_t *data, size_t n)
 {
 	ssize_t w;
 	do
-		w = send(c->fd, data, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+		w = write(c->to, data, n); /* SIGPIPE is ignored */
 	while (w < 0 && errno == EINTR);
 	if (w < 0)
 		return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
@@ -170,6 +188,48 @@ static void write_out(struct fs_conn *c)
 
 /* ---- in ---- */
 
+static int unblock(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+	return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+}
+
+/* Two descriptors are the ends of a channel; any other number is nobody's. */
+static void take_descriptors(struct fs_conn *c, const int *fds, size_t n)
+{
+	if (n == 2 && !handed_over(c) && !unblock(fds[0]) && !unblock(fds[1])) {
+		c->from = fds[0];
+		c->to = fds[1];
+		return;
+	}
+	for (size_t i = 0; i < n; i++)
+		close(fds[i]);
+}
+
+/* As recv, with the descriptors that may come with a greeting. */
+static ssize_t recv_greeting(struct fs_conn *c, uint8_t *data, size_t n)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(4 * sizeof(int))];
+	} control;
+	struct iovec v = {data, n};
+	struct msghdr m = {.msg_iov = &v,
+	        .msg_iovlen = 1,
+	        .msg_control = control.bytes,
+	        .msg_controllen = sizeof(control.bytes)};
+	ssize_t got = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	for (struct cmsghdr *h = got < 0 ? NULL : CMSG_FIRSTHDR(&m); h; h = CMSG_NXTHDR(&m, h)) {
+		int fds[4];
+		size_t bytes = FS_MIN(h->cmsg_len - CMSG_LEN(0), sizeof(fds));
+		if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
+			continue;
+		memcpy(fds, CMSG_DATA(h), bytes);
+		take_descriptors(c, fds, bytes / sizeof(int));
+	}
+	return got;
+}
+
 static void take_greeting(struct fs_conn *c)
 {
 	struct fs_wd_greeting g;
@@ -190,6 +250,7 @@ static void take_greeting(struct fs_conn *c)
 		c->deadline = fs_deadline_ms(HELLO_MS);
 		return;
 	}
+	close_ends(c);
 	c->admin = g.purpose == FS_WD_STOP;
 	c->wd->stopping |= c->admin;
 	if (fs_wd_status(c->wd, &c->ctrl))
@@ -229,8 +290,10 @@ static void read_in(struct fs_conn *c)
 			return;
 		if (fs_buf_reserve(&c->in, FS_MIN(room, c->phase == FS_CONN_GREETING ? 4096 : room)))
 			return;
-		ssize_t n = recv(
-		        c->fd, c->in.data + c->in.len, FS_MIN(room, c->in.cap - c->in.len - 1), MSG_DONTWAIT);
+		uint8_t *to = c->in.data + c->in.len;
+		room = FS_MIN(room, c->in.cap - c->in.len - 1);
+		ssize_t n =
+		        c->phase == FS_CONN_GREETING ? recv_greeting(c, to, room) : read(c->from, to, room);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
@@ -251,17 +314,21 @@ static void read_in(struct fs_conn *c)
 
 void fs_conn_prepare(struct fs_conn *c, struct fs_pollset *ps)
 {
-	c->slot = -1;
+	c->slot = c->from_slot = c->to_slot = -1;
 	if (c->phase == FS_CONN_DEAD)
 		return;
 	if (c->phase == FS_CONN_OPEN && !has_output(c) && fs_req_next_chunk(c))
 		fs_debug("connection: rows begin to flow");
-	short events = 0;
-	if (c->phase < FS_CONN_CLOSING && c->ctrl.len < CTRL_BUSY)
-		events |= POLLIN;
-	if (has_output(c))
-		events |= POLLOUT;
-	c->slot = fs_pollset_add(ps, c->fd, events);
+	short in = c->phase < FS_CONN_CLOSING && c->ctrl.len < CTRL_BUSY ? POLLIN : 0;
+	short out = has_output(c) ? POLLOUT : 0;
+	if (!handed_over(c)) {
+		c->slot = c->from_slot = c->to_slot = fs_pollset_add(ps, c->fd, in | out);
+	} else {
+		c->slot = fs_pollset_add(ps, c->fd, POLLIN);
+		c->from_slot = in ? fs_pollset_add(ps, c->from, in)
+		                  : -1; /* a hang-up would be told again and again */
+		c->to_slot = out ? fs_pollset_add(ps, c->to, out) : -1;
+	}
 	fs_pollset_until(ps, c->phase == FS_CONN_OPEN ? c->ping_at : c->deadline);
 }
 
@@ -289,16 +356,21 @@ static void expire(struct fs_conn *c)
 
 void fs_conn_dispatch(struct fs_conn *c, const struct fs_pollset *ps)
 {
-	short got = fs_pollset_got(ps, c->slot);
+	const short end = POLLHUP | POLLERR;
+	short from = fs_pollset_got(ps, c->from_slot), to = fs_pollset_got(ps, c->to_slot);
+	/* An agent says no more than its greeting; before the end of its socket, what its server said last is
+	 * read. */
+	bool gone = handed_over(c) ? fs_pollset_got(ps, c->slot) != 0
+	                           : c->phase == FS_CONN_CLOSING && (fs_pollset_got(ps, c->slot) & end);
 	if (c->overflow)
 		fs_conn_lose(c);
-	if (c->phase != FS_CONN_DEAD && (got & POLLOUT)) {
+	if (c->phase != FS_CONN_DEAD && (to & (POLLOUT | (handed_over(c) ? end : 0)))) {
 		write_out(c);
 		take_frames(c);
 	}
-	if (c->phase < FS_CONN_CLOSING && (got & (POLLIN | POLLHUP | POLLERR)))
+	if (c->phase < FS_CONN_CLOSING && (from & (POLLIN | end)))
 		read_in(c);
-	else if (c->phase == FS_CONN_CLOSING && (got & (POLLHUP | POLLERR)))
+	if (gone)
 		fs_conn_lose(c);
 	if (c->lease && c->lease->over && c->phase == FS_CONN_OPEN)
 		fs_conn_refuse(c, FS_EUNAVAILABLE, "the lease has ended");

@@ -9,7 +9,7 @@
 
 #include <poll.h>
 
-#define FS_POLLSET_MAX 256
+#define FS_POLLSET_MAX 320
 
 struct fs_pollset {
 	struct pollfd fds[FS_POLLSET_MAX];

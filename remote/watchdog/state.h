@@ -34,7 +34,9 @@ enum fs_conn_phase {
 struct fs_conn {
 	struct fs_conn *next;
 	struct fs_wd *wd;
-	int fd, slot;
+	int fd, slot; /* the agent's socket */
+	int from, to; /* where frames are read and written: what came with the greeting, else fd */
+	int from_slot, to_slot;
 	enum fs_conn_phase phase;
 	bool overflow; /* ctrl is full: the server does not read */
 	bool admin;    /* "stop": stays open until the watchdog ends */

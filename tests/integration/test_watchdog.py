@@ -723,7 +723,7 @@ def agent_host(tmp_path):
     h.finish()
 
 
-def test_agent_starts_the_watchdog_and_relays(agent_host):
+def test_agent_starts_the_watchdog_and_hands_over(agent_host):
     h = agent_host
     c = h.agent()
     s = h.status()
@@ -795,6 +795,52 @@ def test_agent_ends_when_the_watchdog_does(agent_host):
     assert c.gone()[-1][0] == fc.BYE
     c.close()
     assert c.owner.returncode == 3
+
+
+def test_agent_that_is_killed_is_missed_although_the_channel_stands(agent_host):
+    h = agent_host
+    c = h.agent()
+    c.owner.kill()
+    assert c.gone() == []
+    fc.wait_for(lambda: h.status()["leases"][0]["channels"] == 0, "the loss to be noticed")
+    c.close()
+
+
+def test_agent_ends_with_its_session_when_the_watchdog_hangs(agent_host):
+    h = agent_host
+    c = h.agent()
+    pid = h.status()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        c.close()
+        assert c.owner.returncode == 0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    fc.wait_for(lambda: h.status()["leases"][0]["channels"] == 0, "the loss to be noticed")
+
+
+def test_descriptors_that_are_no_channel_are_closed(host):
+    h = host().start()
+    h.channel().close()
+    for n, purpose in ((1, "channel"), (3, "channel"), (2, "status")):
+        ours, theirs = zip(*[socket.socketpair() for _ in range(n)])
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(fc.LIMIT_S)
+            s.connect(str(h.socket))
+            socket.send_fds(s, [f"FARSIGHT 1 {purpose} -\n".encode()], [x.fileno() for x in theirs])
+            for x in theirs:
+                x.close()
+            for x in ours:
+                x.settimeout(fc.LIMIT_S)
+                assert x.recv(1) == b""
+                x.close()
+            if purpose == "channel":
+                c = fc.Channel(s.fileno(), s.fileno())
+                s.setblocking(True)
+                c.hello("lease-b")
+                c.await_ready()
+            else:
+                assert json.loads(s.makefile().readline())["connections"] >= 1
 
 
 def test_forced_command_of_a_real_sshd(tmp_path):
