@@ -301,6 +301,7 @@ void *fs_local_run(void *arg)
 	while (!atomic_load(&v->stopping)) {
 		drop_ended_jobs(l);
 		start_next(l);
+		show_state(l); /* a program that can not be executed has failed already */
 		turn(l);
 	}
 	fs_encproc_finish(&l->enc);

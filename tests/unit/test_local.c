@@ -324,6 +324,12 @@ static void an_elastic_one_that_can_not_start_refuses_its_picture(void **state)
 	assert_int_equal(rig_events(&r, "start ", NULL, 0), 1); /* asleep until a picture comes */
 	good_encode(&r, "y");
 	rig_finish(&r);
+	rig_prepare(&r, "", true);
+	r.local.elastic = true;
+	r.local.exe = "/nonexistent/encoder";
+	start(&r);
+	bad_encode(&r, "x", FS_EUNAVAILABLE, "local: can not execute /nonexistent/encoder");
+	rig_finish(&r);
 }
 
 /* ---- leaving ---- */
