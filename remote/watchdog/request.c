@@ -16,6 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define ROWS_CHUNK                                                                                           \
+	((size_t)FS_FRAME_CHUNK - FS_FRAME_HEADER) /* a frame of 64 KiB is what a unix socket takes at once  \
+	                                            */
 #define RESULTS_MAX                                                                                          \
 	4 /* answers of one connection that wait to be read before its next picture is encoded               \
 	   */
@@ -368,7 +371,7 @@ bool fs_req_next_chunk(struct fs_conn *c)
 	struct fs_req *r = next_sender(c);
 	if (!r)
 		return false;
-	size_t n = FS_MIN(r->total - r->sent, (size_t)FS_FRAME_CHUNK);
+	size_t n = FS_MIN(r->total - r->sent, ROWS_CHUNK);
 	if (read_elements(r, c->chunk + FS_FRAME_HEADER, n)) {
 		end(r, FS_EUNAVAILABLE, "the encoder's rows were cut off while they were sent");
 		return false;

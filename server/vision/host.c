@@ -199,7 +199,7 @@ static int on_rows(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf
 	if (!j->data)
 		return fs_fail(e, FS_ENOMEM, "out of memory for %zu bytes of rows", n * sizeof(float));
 	j->head = head;
-	j->got = 0;
+	j->got = j->n_finite = 0;
 	j->data_at = n * sizeof(float) - j->need;
 	j->stage = FS_JOB_RECEIVING;
 	return FS_OK;

@@ -52,6 +52,7 @@ struct fs_vision_job {
 	struct fs_rows_head head;
 	uint8_t *data; /* malloc'd, room for f32 rows; halves arrive in its second half */
 	size_t data_at, need, got;
+	size_t n_finite; /* f32 values at the front that were looked at and are finite */
 };
 
 struct fs_job_list {
@@ -107,6 +108,8 @@ void fs_job_unref_locked(struct fs_vision_job *j);
 void fs_job_lost_locked(struct fs_vision_job *j, bool same_host_may_retry, const char *why);
 /* By the host's thread: off its list and back to the waiting ones, at no cost to it: it was not sent. */
 void fs_job_unassign_locked(struct fs_vision_job *j);
+/* By the host's thread: n more bytes of rows are here. Looks at them while the cache still holds them. */
+void fs_job_received(struct fs_vision_job *j, size_t n);
 /* By the host's thread: all rows are here. Checks them and ends the job. */
 void fs_job_complete(struct fs_vision_job *j);
 

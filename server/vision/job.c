@@ -151,6 +151,17 @@ static void widen(uint8_t *data, size_t n)
 	}
 }
 
+void fs_job_received(struct fs_vision_job *j, size_t n)
+{
+	j->got += n;
+	if (j->head.dtype != FS_WIRE_F32)
+		return; /* halves are checked once they are widened */
+	const float *rows = (const float *)(const void *)j->data;
+	size_t whole = j->got / sizeof(float);
+	if (!fs_rows_check_finite(rows + j->n_finite, whole - j->n_finite, NULL))
+		j->n_finite = whole;
+}
+
 void fs_job_complete(struct fs_vision_job *j)
 {
 	struct fs_vision *v = j->v;
@@ -161,7 +172,7 @@ void fs_job_complete(struct fs_vision_job *j)
 	struct fs_errbuf e = {""};
 	if (j->head.dtype == FS_WIRE_F16)
 		widen(j->data, n);
-	int rc = fs_rows_check_finite((const float *)(const void *)j->data, n, &e);
+	int rc = j->n_finite < n ? fs_rows_check_finite((const float *)(const void *)j->data, n, &e) : FS_OK;
 	if (!rc) {
 		rc = fs_rows_create(s, (float *)(void *)j->data, j->key, &rows);
 		j->data = NULL; /* taken over, on failure too */

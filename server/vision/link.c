@@ -170,7 +170,7 @@ static int end_payload(struct fs_link *l, struct fs_errbuf *e)
 	l->head_n = 0;
 	l->in_job = NULL;
 	if (j) {
-		j->got += l->in.len;
+		fs_job_received(j, l->in.len);
 		if (j->got == j->need)
 			fs_job_complete(j);
 		return FS_OK;
