@@ -503,6 +503,7 @@ static int check_kind(const struct fs_config *c, struct fs_errbuf *e)
 	const char *idle = c->vision.exe       ? "exe"
 	                   : c->vision.gpu     ? "gpu"
 	                   : c->vision.elastic ? "elastic"
+	                   : c->vision.threads ? "threads"
 	                                       : NULL;
 	if (idle && !c->vision.mmproj)
 		return fs_fail(e, FS_EINVAL,

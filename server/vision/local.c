@@ -7,6 +7,7 @@
 #include "server/vision/internal.h"
 
 #include "common/encproc/encproc.h"
+#include "common/gguf/gguf.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -318,6 +319,20 @@ void *fs_local_run(void *arg)
 
 /* ---- life ---- */
 
+/* An encoder that sleeps has told nothing yet; its file names the model all the same, so that its first rows
+ * get the name that they keep. What is no GGUF file is the encoder's to judge. */
+static void name_model(struct fs_local *l)
+{
+	struct fs_vision *v = l->h->v;
+	struct fs_gguf *g;
+	if (*v->fingerprint || fs_gguf_open(&g, l->mmproj, NULL))
+		return;
+	if (fs_gguf_fingerprint(g, v->fingerprint, NULL))
+		*v->fingerprint = '\0';
+	snprintf(v->fingerprint_of, sizeof(v->fingerprint_of), "%.127s", l->mmproj);
+	fs_gguf_close(g);
+}
+
 int fs_local_create(
         struct fs_host *h, const struct fs_vision_local_opts *o, struct fs_local **out, struct fs_errbuf *e)
 {
@@ -357,11 +372,13 @@ int fs_local_create(
 		rc = fs_fail_errno(e, FS_EIO, "can not open an eventfd");
 	if (!rc)
 		rc = fs_spool_init(&l->spool, e);
-	if (rc)
+	if (rc) {
 		fs_local_destroy(l);
-	else
-		*out = l;
-	return rc;
+		return rc;
+	}
+	name_model(l);
+	*out = l;
+	return FS_OK;
 }
 
 void fs_local_destroy(struct fs_local *l)

@@ -248,9 +248,13 @@ void fs_vision_free(struct fs_vision *v)
 void fs_vision_identity(struct fs_vision *v, char out[FS_VISION_IDENTITY])
 {
 	pthread_mutex_lock(&v->lock);
-	snprintf(out, FS_VISION_IDENTITY, "%s %s %s limits %d %d of %d %d", v->local ? "local" : "remote",
-	        v->o.f16 && !v->local ? "f16" : "f32", v->fingerprint, v->o.min_tokens, v->o.max_tokens,
-	        v->last_limits.min_tokens, v->last_limits.max_tokens);
+	if (v->local) /* what it is started with says all */
+		snprintf(out, FS_VISION_IDENTITY, "local %s limits %d %d", v->fingerprint, v->o.min_tokens,
+		        v->o.max_tokens);
+	else
+		snprintf(out, FS_VISION_IDENTITY, "remote %s %s limits %d %d of %d %d",
+		        v->o.f16 ? "f16" : "f32", v->fingerprint, v->o.min_tokens, v->o.max_tokens,
+		        v->last_limits.min_tokens, v->last_limits.max_tokens);
 	pthread_mutex_unlock(&v->lock);
 }
 

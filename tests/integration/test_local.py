@@ -148,6 +148,18 @@ def test_no_encoder_stays_behind(servers, end):
         server.process.returncode = 0  # as ordered
 
 
+def test_a_deaf_encoder_does_not_stay_behind_either(servers, fake):
+    server = servers(vision=fake.vision())
+    client = server.send("/v1/chat/completions", {"messages": [user("x", picture("delay=600000 deaf"))]})
+    wait_for(lambda: fake.events("enc "), "the encode")
+    pid = fake.pid()
+    server.process.kill()
+    server.process.wait(lab.LIMIT_S)
+    client.close()
+    wait_for(lambda: is_gone(pid), "the encoder's end")
+    server.process.returncode = 0  # as ordered
+
+
 # ---- faults ----
 
 def test_a_death_in_the_middle_of_a_picture(servers, fake):

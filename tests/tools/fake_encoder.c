@@ -226,16 +226,22 @@ static void encode(char *order)
 {
 	struct answer a = {.nx = opt.nx, .ny = opt.ny, .embd = opt.embd};
 	bool f16 = false;
+	char min_max[64] = "";
 	long size = 0;
 	char *paths = order + 4, *space = strrchr(order, ' ');
 	*space = 0;
 	while (opt.extended && strchr(paths, ' ')) {
 		f16 |= !strncmp(paths, "dtype=f16 ", 10);
+		if (!strncmp(paths, "min=", 4) || !strncmp(paths, "max=", 4))
+			snprintf(min_max + strlen(min_max), sizeof(min_max) - strlen(min_max), " %.*s",
+			        (int)strcspn(paths, " "), paths);
 		paths = strchr(paths, ' ') + 1;
 	}
 	int sum = read_picture(paths, &a, &size);
 	note("enc %ld %d %s", size, sum, f16 ? "f16" : "f32");
 	note("file %s", paths);
+	if (min_max[0])
+		note("limits%s", min_max);
 	if (sum < 0) {
 		say("ERR cannot read the image %s", paths);
 		return;
@@ -337,6 +343,8 @@ int main(int argc, char **argv)
 {
 	char line[8192];
 	parse(argc, argv);
+	for (int i = 1; i < argc; i++)
+		note("arg %s", argv[i]);
 	start();
 	while (next_line(line, sizeof(line), -1)) {
 		if (!strncmp(line, "ENC ", 4) && strchr(line + 4, ' '))

@@ -112,6 +112,26 @@ static void checks_what_keys_mean_together(void **state)
 	        FS_OK);
 	assert_int_equal(fs_config_check(&c, &e), FS_EINVAL);
 	assert_non_null(strstr(e.text, "\"vision.fingerprint\""));
+	static const struct {
+		const char *vision, *text; /* NULL: it is fine */
+	} kinds[] = {
+	        {"\"mmproj\":\"p\"", NULL},
+	        {"\"mmproj\":\"p\",\"gpu\":true,\"elastic\":true,\"exe\":\"e\",\"threads\":2", NULL},
+	        {"\"mmproj\":\"p\",\"remote\":true,\"hosts\":\"a\"", "choose vision hosts or an encoder"},
+	        {"\"mmproj\":\"p\",\"hosts\":\"a\"", "\"vision.hosts\""},
+	        {"\"exe\":\"e\"", "\"vision.exe\" is about an encoder on this machine"},
+	        {"\"remote\":true,\"hosts\":\"a\",\"gpu\":true", "\"vision.gpu\" is about"},
+	        {"\"elastic\":true", "\"vision.elastic\" is about"},
+	        {"\"threads\":1", "\"vision.threads\" is about"},
+	        {"\"mmproj\":\"p\",\"max_tokens\":4,\"min_tokens\":8", "must not be larger"},
+	};
+	for (size_t i = 0; i < FS_ARRAY_LEN(kinds); i++) {
+		char json[256];
+		snprintf(json, sizeof(json), "{\"model\":\"m\",\"vision\":{%s}}", kinds[i].vision);
+		assert_int_equal(parse(&c, json), FS_OK);
+		assert_int_equal(fs_config_check(&c, &e), kinds[i].text ? FS_EINVAL : FS_OK);
+		assert_true(!kinds[i].text || strstr(e.text, kinds[i].text));
+	}
 	fs_config_finish(&c);
 }
 

@@ -113,6 +113,44 @@ static void rows_come_and_no_file_stays(void **state)
 	assert_int_equal(files_in(file), -1);
 }
 
+static void it_is_told_what_is_configured(void **state)
+{
+	char limits[64];
+	struct rig r;
+	rig_prepare(&r, "", true);
+	r.local.gpu = true;
+	r.local.threads = 3;
+	r.local.model = "text.gguf";
+	r.o.max_tokens = 64;
+	start(&r);
+	static const char *const args[] = {"arg --mmproj", "arg none.gguf", "arg --model", "arg text.gguf",
+	        "arg --gpu", "arg --threads", "arg 3", "arg --max-tokens", "arg 64", "arg --extended"};
+	for (size_t i = 0; i < FS_ARRAY_LEN(args); i++)
+		assert_int_equal(rig_events(&r, args[i], NULL, 0), 1);
+	assert_int_equal(rig_events(&r, "arg --min-tokens", NULL, 0), 0);
+	static const struct fs_encode_params asked[] = {{0, 0}, {4, 16}, {0, 100}, {90, 0}};
+	static const char *const told[] = {" max=64", " min=4 max=16", " max=64", " min=64 max=64"};
+	for (size_t i = 0; i < FS_ARRAY_LEN(asked); i++) {
+		struct fs_vision_job *j = NULL;
+		struct fs_rows *rows = NULL;
+		assert_int_equal(fs_vision_submit(r.v, "x", 1, key, &asked[i], NULL, &j, &e), FS_OK);
+		assert_int_equal(fs_vision_wait(j, &rows, &e), FS_OK);
+		fs_rows_unref(rows);
+		fs_vision_job_destroy(j);
+		assert_int_equal(rig_events(&r, "limits", limits, sizeof(limits)), i + 1);
+		assert_string_equal(limits, told[i]);
+	}
+	rig_finish(&r);
+	rig_prepare(&r, "", false);
+	start(&r);
+	good_encode(&r, "plain");
+	static const char *const absent[] = {
+	        "arg --gpu", "arg --threads", "arg --max-tokens", "arg --extended", "arg --model", "limits"};
+	for (size_t i = 0; i < FS_ARRAY_LEN(absent); i++)
+		assert_int_equal(rig_events(&r, absent[i], NULL, 0), 0);
+	rig_finish(&r);
+}
+
 static void pictures_go_one_by_one_in_order(void **state)
 {
 	struct rig r;
@@ -518,6 +556,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(rows_come_and_no_file_stays),
+	        cmocka_unit_test(it_is_told_what_is_configured),
 	        cmocka_unit_test(pictures_go_one_by_one_in_order),
 	        cmocka_unit_test(its_err_is_the_pictures_fault),
 	        cmocka_unit_test(a_death_is_told_and_healed),
