@@ -345,7 +345,7 @@ static int check_times(struct run *r, int64_t *next, struct fs_errbuf *e)
 	if (now >= r->hello_by)
 		return fs_fail(e, FS_EUNAVAILABLE, "what runs there says nothing; is it farsight-agent?");
 	if (now >= dead)
-		return fs_fail(e, FS_EUNAVAILABLE, "no sign of life for %d s", o->dead_after_ms / 1000);
+		return fs_fail(e, FS_EUNAVAILABLE, "no sign of life for %g s", o->dead_after_ms / 1000.0);
 	if (now >= r->next_ping) {
 		r->next_ping = FS_NEVER; /* until its PONG */
 		r->ping_sent = now;

@@ -544,7 +544,7 @@ static void frozen_host_is_noticed(void **state)
 	struct rig r;
 	prepare(&r, "");
 	r.o.ping_interval_ms = 100;
-	r.o.dead_after_ms = 600;
+	r.o.dead_after_ms = 3000; /* long enough for a thawed host on a loaded machine */
 	r.o.connect_timeout_ms = 3000;
 	start(&r);
 	good_encode(&r, 100, 4);
