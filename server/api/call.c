@@ -115,12 +115,10 @@ static void close_record(struct api_call *c, const struct fs_record_end *end)
 
 static void reply_error(struct api_call *c, const struct api_error *err)
 {
-	if (c->begun && c->d->fail) {
-		c->d->fail(c, err);
-		api_out_end(c);
-		return;
-	}
-	json_t *o = c->d->error(err);
+	bool failed = c->begun && c->d->failed;
+	if (failed)
+		fs_http_set_stream_frame(c->r, c->d->failed_before, c->d->error_after);
+	json_t *o = failed ? c->d->failed(c, err) : c->d->error(err);
 	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
 	json_decref(o);
 	if (text)

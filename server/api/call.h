@@ -40,9 +40,10 @@ struct api_dialect {
 	/* Not streamed: the whole answer, from c->answer and c->calls. */
 	json_t *(*whole)(struct api_call *c, const struct fs_chat_report *rep);
 	json_t *(*error)(const struct api_error *err);
-	/* Streamed, and begin was called: the last events when it went wrong. NULL: error's JSON as an event.
-	 */
-	void (*fail)(struct api_call *c, const struct api_error *err);
+	/* Streamed, and begin was called: the one event that ends it when it went wrong, and what stands
+	   before its JSON instead of error_before. NULL: error's JSON as an event. */
+	json_t *(*failed)(struct api_call *c, const struct api_error *err);
+	const char *failed_before;
 	void (*finish)(struct api_call *c); /* frees `own`; may be NULL */
 };
 

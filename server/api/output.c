@@ -60,7 +60,9 @@ void api_out_end(struct api_call *c)
 /* An error behind events can only be an event. */
 static void add_error_event(struct api_call *c, const char *json, size_t n)
 {
-	const char *before = c->d->error_before ? c->d->error_before : "data: ";
+	const char *before = c->d->failed         ? c->d->failed_before
+	                     : c->d->error_before ? c->d->error_before
+	                                          : "data: ";
 	const char *after = c->d->error_before ? c->d->error_after : "\n\ndata: [DONE]\n\n";
 	struct fs_buf b;
 	fs_buf_init(&b, n + 256);

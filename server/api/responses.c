@@ -115,13 +115,18 @@ static json_t *whole(struct api_call *c, const struct fs_chat_report *rep)
 
 /* ---- streamed ---- */
 
-/* Takes o over. */
-static void send(struct api_call *c, const char *type, json_t *o)
+/* Takes o over, and returns it. */
+static json_t *event(struct api_call *c, const char *type, json_t *o)
 {
 	struct api_response_own *own = c->own;
 	json_object_set_new(o, "type", json_string(type));
 	json_object_set_new(o, "sequence_number", json_integer(own->sequence++));
-	api_call_send(c, type, o);
+	return o;
+}
+
+static void send(struct api_call *c, const char *type, json_t *o)
+{
+	api_call_send(c, type, event(c, type, o));
 }
 
 static void send_response(struct api_call *c, const char *type, json_t *r)
@@ -168,6 +173,14 @@ static void open_message(struct api_call *c)
 	send_part(c, "response.content_part.added", "part", text_part("", 0), false);
 }
 
+/* The message that is open, as far as it has come. */
+static json_t *open_item(const struct api_call *c, const char *status)
+{
+	const struct api_response_own *own = c->own;
+	const char *text = own->text.data ? (char *)own->text.data : "";
+	return message_item(own->message_id, status, text_part(text, own->text.len));
+}
+
 static void close_message(struct api_call *c, const char *status)
 {
 	struct api_response_own *own = c->own;
@@ -175,9 +188,9 @@ static void close_message(struct api_call *c, const char *status)
 		return;
 	const char *text = own->text.data ? (char *)own->text.data : "";
 	size_t n = own->text.len;
+	json_t *item = open_item(c, status);
 	send_part(c, "response.output_text.done", "text", json_stringn(text, n), true);
 	send_part(c, "response.content_part.done", "part", text_part(text, n), false);
-	json_t *item = message_item(own->message_id, status, text_part(text, n));
 	send_item(c, "response.output_item.done", json_incref(item));
 	json_array_append_new(own->output, item);
 	own->message_id[0] = '\0';
@@ -221,14 +234,17 @@ static void end(struct api_call *c, const struct fs_chat_report *rep)
 	        response(c, status_of(rep), json_incref(own->output), NULL, incomplete_of(rep), usage(rep)));
 }
 
-static void fail(struct api_call *c, const struct api_error *err)
+/* Nothing but this event reaches a client whose request was cancelled, so it holds what there was. */
+static json_t *failed(struct api_call *c, const struct api_error *err)
 {
 	struct api_response_own *own = c->own;
-	close_message(c, "incomplete");
 	json_t *error = json_pack(
 	        "{s:s, s:o}", "code", err->code ? err->code : err->type, "message", api_text(err->message));
-	send_response(
-	        c, "response.failed", response(c, "failed", json_incref(own->output), error, NULL, NULL));
+	json_t *output = json_copy(own->output);
+	if (own->message_id[0])
+		json_array_append_new(output, open_item(c, "incomplete"));
+	return event(c, "response.failed",
+	        json_pack("{s:o}", "response", response(c, "failed", output, error, NULL, NULL)));
 }
 
 static void finish(struct api_call *c)
@@ -257,7 +273,8 @@ const struct api_dialect api_openai_responses = {.name = "responses",
         .end = end,
         .whole = whole,
         .error = api_error_openai,
-        .fail = fail,
+        .failed = failed,
+        .failed_before = "event: response.failed\ndata: ",
         .finish = finish};
 
 void fs_api_responses(void *arg, struct fs_http_request *r)

@@ -128,7 +128,7 @@ void fs_http_when_drained(struct fs_http_request *r, void (*fn)(void *arg), void
 size_t fs_http_stream_backlog(const struct fs_http_request *r);
 /* What stands around an error's body that has to go out as an event (see fs_http_reply). Default: "data: "
  * and
- * "\n\ndata: [DONE]\n\n". The texts must outlive the request; call it before the stream may begin. */
+ * "\n\ndata: [DONE]\n\n". The texts must outlive the request; call it before fs_http_reply. */
 void fs_http_set_stream_frame(struct fs_http_request *r, const char *before, const char *after);
 void fs_http_stream_end(struct fs_http_request *r);
 
