@@ -115,6 +115,7 @@ static void begin(struct fs_local *l, struct fs_vision_job *j)
 {
 	struct fs_order o = {.kind = FS_ORDER_ENC};
 	struct fs_errbuf e = {""};
+	remove_files(l); /* one that was ended may have written before it obeyed */
 	int rc = write_picture(l, j, &e);
 	if (!rc) {
 		snprintf(o.in, sizeof(o.in), "%s", l->picture);

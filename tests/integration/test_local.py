@@ -133,7 +133,9 @@ def test_elastic_comes_with_the_first_picture_and_goes(servers):
     other = QUESTIONS[-1]
     assert server.ask(other["question"], PICTURES / other["picture"])
     assert encoder_pid(server) != pid
-    assert server.ask(q["question"], PICTURES / q["picture"]) == answer
+    status, again = server.chat(user(q["question"], PICTURES / q["picture"]))
+    assert status == 200 and again["choices"][0]["message"]["content"] == answer
+    assert again["timings"]["pictures"][0]["cached"]  # its name did not change when the encoder came
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
