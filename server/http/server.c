@@ -332,12 +332,22 @@ void fs_http_stop_accepting(struct fs_http *h)
 	post_plain(h, ACT_STOP_ACCEPTING);
 }
 
+/* One at a time, outside the lock: a token's hooks may post orders. A fired request stays in the list, so the
+ * search goes on behind the tokens that have fired. */
 void fs_http_cancel_all(struct fs_http *h, enum fs_cancel_cause cause)
 {
-	pthread_mutex_lock(&h->lock);
-	for (struct fs_http_request *r = h->live; r; r = r->next)
-		fs_cancel_fire(r->cancel, cause);
-	pthread_mutex_unlock(&h->lock);
+	for (;;) {
+		struct fs_cancel *token = NULL;
+		pthread_mutex_lock(&h->lock);
+		for (struct fs_http_request *r = h->live; r && !token; r = r->next)
+			if (fs_cancel_cause(r->cancel) == FS_CANCEL_NONE)
+				token = fs_cancel_ref(r->cancel);
+		pthread_mutex_unlock(&h->lock);
+		if (!token)
+			return;
+		fs_cancel_fire(token, cause);
+		fs_cancel_unref(token);
+	}
 }
 
 size_t fs_http_live(const struct fs_http *h)

@@ -3,6 +3,7 @@ Everything runs on free ports with its own keys in a folder of the test; nothing
 import base64
 import contextlib
 import getpass
+import http.client
 import json
 import os
 import pathlib
@@ -51,6 +52,39 @@ def user(text, *pictures):
     """A user message: pictures (paths or URLs) first, then the text."""
     parts = [{"type": "image_url", "image_url": {"url": p if str(p).lower().startswith("data:") else data_url(p)}} for p in pictures]
     return {"role": "user", "content": parts + [{"type": "text", "text": text}]}
+
+
+def png_with(png, words="", salt=""):
+    """A data: URL of a picture that tells the fake encoder what to do (tests/tools/fake_encoder.c); decoders stop before the words."""
+    return "data:;base64," + base64.b64encode(png + f"FAKE {words}\n{salt}".encode()).decode()
+
+
+def count_encodes(host):
+    """Pictures that the host's fake encoder was asked for."""
+    return sum(line.startswith("enc") for line in host.encoder_log.read_text().splitlines())
+
+
+def read_answer(client):
+    """(status, headers with small letters, body)"""
+    answer = http.client.HTTPResponse(client)
+    answer.begin()
+    body = answer.read()
+    return answer.status, {k.lower(): v for k, v in answer.getheaders()}, body
+
+
+def read_body_bytes(client, n):
+    """The body's first n bytes."""
+    answer = http.client.HTTPResponse(client)
+    answer.begin()
+    return answer.read(n)
+
+
+def drain(client):
+    """Reads whatever comes to the end."""
+    with contextlib.suppress(OSError):
+        while client.recv(1 << 16):
+            pass
+    client.close()
 
 
 class VisionHost:
@@ -176,6 +210,45 @@ class Server:
         status, reply = self.chat(user(text, *pictures), **params)
         assert status == 200, reply
         return reply["choices"][0]["message"]["content"]
+
+    def address(self):
+        return "127.0.0.1", int(self.url.rsplit(":", 1)[1])
+
+    def send_on(self, client, method, path, data=b"", **headers):
+        lines = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": len(data), **headers}
+        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
+        client.sendall(head.encode() + b"\r\n" + data)
+        return client
+
+    def send_raw(self, method, path, data=b"", receive_buffer=0, **headers):
+        client = socket.socket()
+        if receive_buffer:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.connect(self.address())
+        client.settimeout(LIMIT_S)
+        return self.send_on(client, method, path, data, **headers)
+
+    def send(self, path, body, **headers):
+        """The socket of a request whose answer nobody has read yet."""
+        return self.send_raw("POST", path, (body if isinstance(body, str) else json.dumps(body)).encode(), **headers)
+
+    def raw(self, method, path, data=b"", headers=None):
+        """(status, headers, body)"""
+        with self.send_raw(method, path, data, **(headers or {})) as client:
+            return read_answer(client)
+
+    def status(self):
+        return self.request("/status")[1]
+
+    def live(self):
+        return self.status()["requests"]
+
+    def phases(self):
+        return sorted(r["phase"] for r in self.live())
+
+    def history(self):
+        """Rows of requests that ended, the newest first."""
+        return self.request("/v1/history")[1]["data"]
 
     def eyes(self):
         return self.request("/health")[1]["vision"]

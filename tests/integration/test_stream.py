@@ -1,0 +1,267 @@
+"""Answers that outlive their clients: the client is killed at every point and another one takes up the stream; the bytes of both are those of an
+undisturbed answer. Statuses and texts are those that llama.cpp's server gives."""
+import json
+import re
+import urllib.parse
+
+import pytest
+
+import lab
+
+PICTURE = (lab.TOP / "tests/data/pictures/two-shapes.png").read_bytes()
+QUESTION = "Describe the picture."
+
+
+@pytest.fixture
+def server(servers):
+    return servers(context=65536)
+
+
+def body(**more):
+    return {"messages": [lab.user("Hello!")], "stream": True, **more}
+
+
+def start(server, conversation, request=None, **headers):
+    return server.send("/v1/chat/completions", request or body(), **{"X-Conversation-Id": conversation, **headers})
+
+
+def get(server, conversation, start=0, query=False, **headers):
+    name = urllib.parse.quote(conversation, safe="")
+    path = f"/v1/stream?conv_id={name}&from={start}" if query else f"/v1/stream/{name}?from={start}"
+    return server.raw("GET", path, headers=headers)
+
+
+def lookup(server, *ids):
+    return server.request("/v1/streams/lookup", {"conversation_ids": list(ids)})[1]
+
+
+def finished(server, conversation):
+    return lab.wait_for(lambda: [r for r in lookup(server, conversation) if r["is_done"]], "the end of the answer")[0]
+
+
+def same_answer(a, b):
+    """Equal but for what differs from request to request: the id and the second it was made."""
+    def plain(x):
+        return re.sub(rb'"(created|created_at)":\d+', b"", re.sub(rb"(chatcmpl|resp|msg|item)[-_][0-9a-f]+", b"", x))
+    return plain(a) == plain(b)
+
+
+def test_a_client_that_stays_gets_what_the_session_keeps(server):
+    status, headers, whole = lab.read_answer(start(server, "c1"))
+    assert status == 200 and headers["x-conversation-resumable"] == "yes"
+    events = re.sub(rb": keep-alive\n\n", b"", whole)
+    assert events.endswith(b"data: [DONE]\n\n")
+    for query in (False, True):
+        status, headers, kept = get(server, "c1", query=query)
+        assert (status, kept) == (200, events) and headers["content-type"].startswith("text/event-stream")
+    assert finished(server, "c1")["total_bytes"] == len(events)
+
+
+@pytest.mark.parametrize("point", [0, 1, 37, 200, 700, -1])
+def test_killed_and_taken_up_at_a_byte(server, point):
+    """-1: in the last event."""
+    request = body(max_tokens=40, ignore_eos=True, temperature=0)
+    undisturbed = lab.read_answer(start(server, "whole", request))[2]
+    client = start(server, "killed", request)
+    length = len(undisturbed) - 5 if point < 0 else point
+    first = lab.read_body_bytes(client, length) if length else b""
+    client.close()
+    status, _, rest = get(server, "killed", len(first))
+    assert status == 200
+    assert same_answer(first + rest, undisturbed)
+    assert len(first + rest) == finished(server, "killed")["total_bytes"]
+    assert server.history()[0]["finish"] == "length"
+
+
+def test_killed_in_the_queue(server):
+    holder = server.send("/v1/chat/completions", body(max_tokens=60000, ignore_eos=True))
+    lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
+    client = start(server, "q")
+    lab.wait_for(lambda: "queue" in server.phases(), "the second in the queue")
+    client.close()
+    holder.close()
+    status, _, kept = get(server, "q")
+    assert status == 200 and kept.endswith(b"data: [DONE]\n\n")
+
+
+def test_killed_in_the_encode(host, servers, tmp_path):
+    host.configure(encoder=str(lab.FAKE_ENCODER), extended=True, encoder_args=["--embd", "192", "--rows", "6x6"])
+    host.start()
+    server = servers(host).wait_for_eyes()
+    request = {"messages": [lab.user(QUESTION, lab.png_with(PICTURE, "delay=1500"))], "stream": True, "max_tokens": 8}
+    client = start(server, "e/1", request)
+    lab.wait_for(lambda: server.phases() == ["encode"], "the encode")
+    client.close()
+    status, _, kept = get(server, "e/1", query=True)
+    assert status == 200 and kept.endswith(b"data: [DONE]\n\n")
+    assert server.history()[0]["finish"] in ("stop", "length")
+
+
+@pytest.mark.parametrize("phase", ["encode", "queue", "decode"])
+def test_delete_ends_the_work(host, servers, tmp_path, phase):
+    host.encoder_log = tmp_path / "encoder.log"
+    host.configure(encoder=str(lab.FAKE_ENCODER), extended=True, encoder_args=["--embd", "192", "--rows", "6x6", "--log", str(host.encoder_log)])
+    host.start()
+    server = servers(host, context=65536).wait_for_eyes()
+    request = body(max_tokens=1_000_000, ignore_eos=True)
+    holder = None
+    if phase == "queue":
+        holder = server.send("/v1/chat/completions", request)
+        lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
+    if phase == "encode":
+        request = {"messages": [lab.user(QUESTION, lab.png_with(PICTURE, "delay=600000"))], "stream": True}
+    client = start(server, "d", request)
+    lab.wait_for(lambda: phase in server.phases(), phase)
+    reader = server.send_raw("GET", "/v1/stream/d?from=0")
+    status, _, nothing = server.raw("DELETE", "/v1/stream/d")
+    assert (status, nothing) == (204, b"")
+    lab.read_answer(reader)  # comes to an end
+    lab.read_answer(client)
+    if holder:
+        holder.close()
+    lab.wait_for(lambda: not server.live(), "the end of the work")
+    row = next(r for r in server.history() if r.get("cause") == "deleted")
+    assert (row["finish"], row["phase"]) == ("cancel", phase)
+    if phase == "encode":
+        lab.wait_for(lambda: "cancel" in host.encoder_log.read_text(), "the encoder's cancel")
+    assert get(server, "d")[0] == 404
+    assert server.raw("DELETE", "/v1/stream/d")[0] == 204  # again: nothing happens
+    assert server.raw("DELETE", "/v1/stream?conv_id=never")[0] == 204
+
+
+def test_a_new_request_takes_the_place_of_the_old(server):
+    old = start(server, "r", body(max_tokens=1_000_000, ignore_eos=True))
+    lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
+    reader = server.send_raw("GET", "/v1/stream/r?from=0")
+    status, _, new = lab.read_answer(start(server, "r"))
+    assert status == 200 and new.endswith(b"data: [DONE]\n\n")
+    assert not lab.read_answer(old)[2].endswith(new[-200:])
+    lab.read_answer(reader)
+    assert [r.get("cause") for r in server.history()[:2]].count("deleted") == 1
+    assert get(server, "r")[2] == re.sub(rb": keep-alive\n\n", b"", new)
+
+
+def test_many_readers_each_at_its_pace(server):
+    request = body(max_tokens=3000, ignore_eos=True, temperature=0)
+    client = start(server, "m", request)
+    readers = [server.send_raw("GET", f"/v1/stream/m?from={n}") for n in (0, 0, 0)]
+    slow = server.send_raw("GET", "/v1/stream/m?from=0")  # does not read until the others are done
+    answers = [lab.read_answer(r)[2] for r in readers]
+    whole = re.sub(rb": keep-alive\n\n", b"", lab.read_answer(client)[2])
+    assert all(re.sub(rb": keep-alive\n\n", b"", a) == whole for a in answers)
+    assert re.sub(rb": keep-alive\n\n", b"", lab.read_answer(slow)[2]) == whole
+
+
+def test_a_reader_that_falls_behind_is_told(servers):
+    server = servers(context=65536, streams={"ring_kb": 64})
+    request = body(max_tokens=2500, ignore_eos=True, logprobs=True, top_logprobs=20)
+    client = start(server, "slow", request)
+    lab.wait_for(lambda: lookup(server, "slow") and lookup(server, "slow")[0]["total_bytes"] > 0, "the first bytes")
+    slow = server.send_raw("GET", "/v1/stream/slow?from=0", receive_buffer=4096)
+    lab.read_answer(client)
+    assert b"Stream offset lost, please restart" in lab.read_answer(slow)[2]
+    status, _, text = get(server, "slow", 0)
+    assert (status, json.loads(text)["error"]["message"]) == (400, "Stream offset lost, please restart")
+    total = finished(server, "slow")["total_bytes"]
+    assert len(get(server, "slow", total - 1000)[2]) == 1000
+
+
+def test_what_is_wrong_is_said(server):
+    lab.read_answer(start(server, "a/b"))
+    total = finished(server, "a/b")["total_bytes"]
+
+    def error(path):
+        status, headers, text = server.raw("GET", path)
+        assert headers["content-type"] == "application/json; charset=utf-8"
+        e = json.loads(text)["error"]
+        assert e["code"] == status
+        return status, e["message"], e["type"]
+
+    missing = (400, "Missing conversation id in path", "invalid_request_error")
+    gone = (404, "Stream not found or expired", "not_found_error")
+    offset = (400, "Invalid 'from' offset", "invalid_request_error")
+    assert error("/v1/stream") == missing and error("/v1/stream?conv_id=") == missing and error("/v1/stream?from=1") == missing
+    assert error("/v1/stream/never") == gone and error("/v1/stream?conv_id=never&from=x") == gone
+    assert error("/v1/stream?conv_id=a%2Fb&from=x") == offset and error("/v1/stream/a/b?from=") == offset
+    assert server.raw("DELETE", "/v1/stream")[0] == 400
+    whole = get(server, "a/b")[2]
+    assert server.raw("GET", "/v1/stream/a/b")[2] == whole  # from absent: 0
+    assert get(server, "a/b", total) [:1] == (200,) and get(server, "a/b", total)[2] == b""
+    assert get(server, "a/b", total + 10)[2] == b""
+    assert get(server, "a/b", "12abc")[2] == whole[12:]
+    assert get(server, "a/b", "-1")[2] == b""
+
+
+def test_last_event_id_is_an_offset(server):
+    whole = lab.read_answer(start(server, "ids", **{"Last-Event-ID": "0"}))[2]
+    whole = re.sub(rb": keep-alive\n\n", b"", whole)
+    ids = [int(n) for n in re.findall(rb"^id: (\d+)$", whole, re.M)]
+    assert ids and ids[-1] == len(whole)
+    for offset in ids:
+        assert server.raw("GET", "/v1/stream/ids", headers={"Last-Event-ID": str(offset)})[2] == whole[offset:]
+
+
+def test_answers_that_are_no_stream_can_be_fetched(server):
+    status, _, whole = lab.read_answer(start(server, "w", body(stream=False)))
+    status2, headers, kept = get(server, "w")
+    assert (status, status2) == (200, 200) and kept == whole and headers["content-type"] == "application/json"
+    status, _, whole = lab.read_answer(start(server, "bad", {"messages": 5}))
+    assert status == 400 and get(server, "bad")[::2] == (400, whole)
+    client = start(server, "left", body(stream=False, max_tokens=400, ignore_eos=True))
+    lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
+    client.close()
+    status, _, kept = get(server, "left")  # waits for it
+    assert status == 200 and json.loads(kept)["usage"]["completion_tokens"] == 400
+
+
+def test_lookup(server):
+    for name in ("x", "x::mini", "xy"):
+        lab.read_answer(start(server, name))
+    rows = lookup(server, "x", "nothing", 5, "", "x")
+    assert sorted(r["conversation_id"] for r in rows) == ["x", "x", "x::mini", "x::mini"]
+    assert all(r["is_done"] and r["completed_at"] >= r["started_at"] > 0 and r["total_bytes"] > 0 for r in rows)
+    assert lookup(server) == [] and server.request("/v1/streams/lookup", {"ids": 1}) == (200, [])
+    status, reply = server.request("/v1/streams/lookup", raw=b"nonsense")
+    assert status == 400 and reply["error"]["message"].startswith("invalid body: ")
+    assert server.request("/v1/streams")[0] == 404  # nothing lists the ids of others
+
+
+def test_a_conversation_belongs_to_its_key(servers):
+    server = servers(api_key=["anna", "bert"])
+    anna, bert = {"Authorization": "Bearer anna"}, {"x-api-key": "bert"}
+    lab.read_answer(start(server, "k", **anna))
+    assert get(server, "k", **anna)[0] == 200
+    assert get(server, "k", **bert)[0] == 404
+    assert server.raw("DELETE", "/v1/stream/k", headers=bert)[0] == 204
+    assert get(server, "k", **anna)[0] == 200
+    assert get(server, "k")[0] == 401
+
+
+def test_without_room_the_answer_still_comes(servers):
+    server = servers(context=65536, streams={"max": 1})
+    first = start(server, "one", body(max_tokens=3000, ignore_eos=True))
+    lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
+    status, headers, text = lab.read_answer(start(server, "two"))
+    assert status == 200 and headers["x-conversation-resumable"] == "no" and text.endswith(b"data: [DONE]\n\n")
+    lab.read_answer(first)
+
+
+def test_shutdown_ends_sessions_and_readers(servers):
+    server = servers(context=65536, drain_s=0)
+    client = start(server, "s", body(max_tokens=1_000_000, ignore_eos=True))
+    lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
+    client.close()
+    reader = server.send_raw("GET", "/v1/stream/s?from=0")
+    lab.read_body_bytes(reader, 10)
+    server.stop()
+    lab.drain(reader)
+
+
+@pytest.mark.parametrize("path,request_body,end", [
+    ("/v1/completions", {"prompt": "Hello", "stream": True, "max_tokens": 5}, b"data: [DONE]\n\n"),
+    ("/v1/responses", {"input": "Hello!", "stream": True}, b"\n\n"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20, "stream": True}, b"\n\n")])
+def test_other_apis(server, path, request_body, end):
+    client = server.send(path, request_body, **{"X-Conversation-Id": "api"})
+    whole = re.sub(rb": keep-alive\n\n", b"", lab.read_answer(client)[2])
+    assert whole.endswith(end) and get(server, "api")[2] == whole
