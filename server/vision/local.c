@@ -158,6 +158,7 @@ static int read_rows(
 	        .queue_us = (uint32_t)FS_MIN(queued, (int64_t)UINT32_MAX)};
 	j->data = (uint8_t *)rows;
 	j->data_at = 0;
+	j->n_finite = (size_t)s.n_tokens * (size_t)s.n_embd; /* the file's reader looked at all */
 	return FS_OK;
 }
 
