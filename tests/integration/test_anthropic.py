@@ -245,3 +245,21 @@ def test_what_goes_wrong_after_the_headers_is_an_error_event(host, servers):
         list(ask(client, user("x", CASES / "plain.png"), stream=True))
     assert e.value.status_code == 200 and e.value.body["type"] == "error"
     assert (e.value.body["error"]["type"], e.value.body["error"]["code"]) == ("timeout_error", "timeout")
+
+
+def examples():
+    """{path: body} of the requests that docs/API.md shows for this API: the first block of JSON of each section."""
+    found = {}
+    for section in re.split(r"^## ", (TOP / "docs/API.md").read_text(), flags=re.M):
+        path = re.match(r"POST (/v1/messages\S*)", section)
+        if path:
+            found[path[1]] = json.loads(section.split("```json\n")[1].split("```")[0])
+    return found
+
+
+def test_the_examples_of_the_documentation(eyes):
+    bodies = examples()
+    status, reply = eyes[0].request("/v1/messages", bodies["/v1/messages"])
+    assert status == 200 and reply["type"] == "message" and reply["usage"]["input_tokens"] > 0, reply
+    status, reply = eyes[0].request("/v1/messages/count_tokens", bodies["/v1/messages/count_tokens"])
+    assert (status, list(reply)) == (200, ["input_tokens"]) and reply["input_tokens"] > 0
