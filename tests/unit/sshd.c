@@ -200,10 +200,10 @@ void test_sshd_init(struct test_sshd *s, const struct test_sshd_opts *o)
 	test_sshd_start(s);
 }
 
-/* Parent of pid, 0 when it is gone. */
-static pid_t parent_of(pid_t pid)
+/* Parent of pid, 0 when it is gone; *state (may be NULL) as ps shows it. */
+static pid_t parent_of(pid_t pid, char *state)
 {
-	char path[64], text[512];
+	char path[64], text[512], st = 0;
 	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
@@ -215,13 +215,27 @@ static pid_t parent_of(pid_t pid)
 	text[n] = '\0';
 	char *p = strrchr(text, ')');
 	int ppid = 0;
-	return p && sscanf(p + 1, " %*c %d", &ppid) == 1 ? ppid : 0;
+	if (!p || sscanf(p + 1, " %c %d", &st, &ppid) != 2)
+		return 0;
+	if (state)
+		*state = st;
+	return ppid;
+}
+
+/* A signal is not yet a stop: it may be forking a session at this moment. */
+static void stop_process(pid_t pid)
+{
+	int64_t until = fs_deadline_ms(20000);
+	char state = 0;
+	kill(pid, SIGSTOP);
+	while (parent_of(pid, &state) && !strchr("TZ", state) && fs_now() < until)
+		poll(NULL, 0, 1);
 }
 
 static bool descends_from(pid_t pid, pid_t ancestor)
 {
 	for (int i = 0; i < 64 && pid > 1; i++)
-		if ((pid = parent_of(pid)) == ancestor)
+		if ((pid = parent_of(pid, NULL)) == ancestor)
 			return true;
 	return false;
 }
@@ -245,9 +259,9 @@ void test_sshd_stop(struct test_sshd *s)
 {
 	if (s->child.pid <= 0)
 		return;
-	kill(s->child.pid, SIGSTOP); /* so that it starts no session between the look and the signal */
+	stop_process(s->child.pid); /* so that it starts no session between the look and the signal */
 	test_sshd_signal_sessions(s, SIGKILL);
-	kill(s->child.pid, SIGCONT);
+	kill(s->child.pid, SIGKILL); /* while it is stopped, or it would take one more connection */
 	fs_child_end(&s->child, 2000);
 }
 
