@@ -17,6 +17,7 @@
 #define CANCEL_ANSWER_MS 1000 /* an extended encoder answers CANCEL within 100 ms */
 #define EXIT_MS 1000          /* from the end of its output to its own */
 #define BACKOFF_MAX_S 60
+#define HURRY_MS 1000
 #define ARGV_MAX (FS_ENCPROC_ARGS_MAX + 16)
 
 static void close_fd(int *fd)
@@ -275,6 +276,12 @@ void fs_encproc_wake(struct fs_encproc *p)
 		start(p);
 	else if (p->state == FS_ENC_READY)
 		rest(p);
+}
+
+void fs_encproc_hurry(struct fs_encproc *p)
+{
+	if (p->state == FS_ENC_BACKOFF)
+		p->deadline = FS_MIN(p->deadline, fs_deadline_ms(HURRY_MS));
 }
 
 static void flush(struct fs_encproc *p)

@@ -88,6 +88,8 @@ int fs_encproc_encode(struct fs_encproc *p, const struct fs_order *order, struct
 void fs_encproc_cancel(struct fs_encproc *p);
 /* Starts an encoder that sleeps, and puts off the sleep of one that is there. */
 void fs_encproc_wake(struct fs_encproc *p);
+/* Somebody new needs it: a back-off ends within a second. */
+void fs_encproc_hurry(struct fs_encproc *p);
 /* What it said last (READY, or an OK that was taken as good) was wrong: it is ended, as after any failure. */
 void fs_encproc_fault(struct fs_encproc *p, const char *text);
 

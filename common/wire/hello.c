@@ -31,6 +31,7 @@ static const struct member members[] = {
         NUMBER(version, 65535),
         STRING(program),
         STRING(lease),
+        NUMBER(channel, 65535),
         NUMBER(liveness_port, 65535),
         NUMBER(probe_fails, 1000000),
         NUMBER(probe_interval_ms, 86400000),

@@ -164,8 +164,10 @@ struct fs_hello {
 	int32_t version;  /* FS_PROTOCOL_VERSION; another one is refused by name */
 	char program[64]; /* "farsight-server 0.1.0" */
 	/* server -> host */
-	char lease[65]; /* random id of this server process; a reconnect with the same one takes the same
-	                   lease up again */
+	char lease[65];  /* random id of this server process; a reconnect with the same one takes the same
+	                    lease up again */
+	int32_t channel; /* which of its channels to this host; a new one ends the older one of the same
+	                    number; 0 = ends none */
 	int32_t liveness_port;                  /* the server's HTTP port for probes; 0 = do not probe */
 	int32_t probe_fails, probe_interval_ms; /* 0 = host's defaults 3 and 10000 */
 	char want_fingerprint[33];              /* "" = any */

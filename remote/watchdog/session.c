@@ -74,6 +74,18 @@ void fs_session_news(struct fs_wd *wd)
 
 /* ---- frames ---- */
 
+/* The server has given this channel's forerunner up (its route or its sshd may hang), and with it what runs
+ * there. */
+static void replace_older(struct fs_conn *c)
+{
+	for (struct fs_conn *o = c->wd->conns; o; o = o->next)
+		if (o != c && c->number && o->lease == c->lease && o->number == c->number) {
+			fs_info("lease %.8s: channel %d was opened anew; the older one ends", c->lease->id,
+			        c->number);
+			fs_conn_lose(o);
+		}
+}
+
 static int take_hello(struct fs_conn *c, const struct fs_frame *f, struct fs_errbuf *e)
 {
 	struct fs_hello h;
@@ -90,10 +102,13 @@ static int take_hello(struct fs_conn *c, const struct fs_frame *f, struct fs_err
 	rc = fs_lease_open(&c->wd->leases, &h, c->peer, &c->lease, e);
 	if (rc)
 		return rc;
+	c->number = h.lease[0] ? h.channel : 0;
+	replace_older(c);
 	c->phase = FS_CONN_OPEN;
 	c->last_frame = fs_now();
 	c->ping_at = c->last_frame + c->wd->cfg.silence_s * FS_SEC / 3;
 	fs_encproc_want(&c->wd->enc, true);
+	fs_encproc_hurry(&c->wd->enc);
 	send_hello(c);
 	return FS_OK;
 }

@@ -42,6 +42,7 @@ struct fs_conn {
 	bool admin;    /* "stop": stays open until the watchdog ends */
 	char peer[80];
 	struct fs_lease *lease; /* counted there as a channel; NULL before HELLO */
+	int32_t number;         /* of HELLO: the lease's channel of this number; 0 = none */
 	struct fs_buf in;       /* received, not yet a whole frame */
 	struct fs_buf ctrl;     /* whole frames to write before any DATA */
 	uint8_t *chunk;         /* the DATA frame being written; FS_FRAME_HEADER + FS_FRAME_CHUNK bytes */

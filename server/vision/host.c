@@ -75,6 +75,7 @@ static int send_hello(struct run *r, struct fs_errbuf *e)
 {
 	struct fs_vision *v = r->h->v;
 	struct fs_hello hello = {.version = FS_PROTOCOL_VERSION,
+	        .channel = (int32_t)(r->h - v->hosts) + 1,
 	        .liveness_port = v->o.liveness_port,
 	        .want_n_embd = v->o.n_embd};
 	snprintf(hello.program, sizeof(hello.program), "farsight-server %s", FS_VERSION);
@@ -390,6 +391,14 @@ static int turn(struct run *r, struct fs_ssh *ssh, struct fs_errbuf *e)
 	return rc ? fs_fail_errno(e, rc, "can not wait for the connection") : FS_OK;
 }
 
+/* Agents say on stderr what they sent as ERR, behind their name; either text may be cut. */
+static bool says_the_same(const char *line, const char *text)
+{
+	char begin[60];
+	snprintf(begin, sizeof(begin), "%s", text);
+	return *begin && strstr(line, begin);
+}
+
 /* Runs the connection to its end; the text says why it ended. *greeted: the host had said HELLO. */
 static int serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct fs_errbuf *e)
 {
@@ -418,7 +427,7 @@ static int serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct fs
 		fs_fail_prefix(e, rc,
 		        "what it sends is not farsight's protocol (does a start-up file of its shell print "
 		        "something?)");
-	if (rc && *r->last_line && rc == FS_EUNAVAILABLE) {
+	if (rc == FS_EUNAVAILABLE && *r->last_line && !says_the_same(r->last_line, e->text)) {
 		struct fs_errbuf how = *e;
 		fs_fail(e, rc, "%.250s (it said: %.200s)", how.text, r->last_line);
 	}

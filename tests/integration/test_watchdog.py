@@ -420,6 +420,26 @@ def test_failed_start_is_repeated(host, tmp_path):
 # ---- leases ----
 
 
+def test_channel_opened_anew_takes_the_encoder_from_the_older_one(host):
+    """The older connection stands and its picture takes a minute; another channel of the same lease is not touched."""
+    h = host().start()
+    bystander = h.channel(channel=2)
+    old = h.channel(channel=1)
+    old.enc(1, picture("delay=60000"))
+    fc.wait_for(lambda: h.events("enc "), "the encoder's work")
+    bystander.enc(1, picture("rows=4x4"))
+    new = h.channel(channel=1)
+    assert not [f for f in old.gone() if f[0] in (fc.ROWS, fc.DATA)]
+    new.enc(1, picture("rows=2x2"))
+    assert bystander.answer(1)[0] == "rows" and new.answer(1)[0] == "rows"
+    assert [(x["lease"], x["channels"]) for x in h.status()["leases"]] == [("lease-a", 2)]
+    h.channel(channel=0).close()
+    unnamed = [h.channel("lease-b") for _ in range(2)]
+    assert [x["channels"] for x in h.status()["leases"] if x["lease"] == "lease-b"] == [2]
+    for c in (*unnamed, new, bystander):
+        c.close()
+
+
 def listener():
     s = socket.create_server(("127.0.0.1", 0))
     return s, s.getsockname()[1]

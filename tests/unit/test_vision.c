@@ -494,6 +494,21 @@ static void last_words_are_told(void **state)
 	fs_vision_destroy(r.v);
 }
 
+/* An agent's ERR, 7 (unavailable), whose text also stands on its stderr. */
+static void words_said_twice_are_told_once(void **state)
+{
+	struct rig r;
+	struct fs_host_status st;
+	prepare(&r, "");
+	r.o.hosts[0].command = "echo agent: no watchdog >&2; printf "
+	                       "'\\017\\0\\0\\0\\005\\0\\0\\0\\0\\0\\0\\0\\007\\0\\0\\0no watchdog'; exit 1";
+	start(&r);
+	wait_state(&r, 0, FS_HOST_DOWN);
+	fs_vision_status(r.v, &st, 1);
+	assert_string_equal(st.cause, "no watchdog");
+	fs_vision_destroy(r.v);
+}
+
 /* ---- coming and going ---- */
 
 static void starting_encoders_are_waited_for(void **state)
@@ -679,6 +694,7 @@ int main(void)
 	        cmocka_unit_test(chatter_before_the_protocol_is_explained),
 	        cmocka_unit_test(missing_agent_is_named),
 	        cmocka_unit_test(last_words_are_told),
+	        cmocka_unit_test(words_said_twice_are_told_once),
 	        cmocka_unit_test(starting_encoders_are_waited_for),
 	        cmocka_unit_test(failed_encoders_are_told_at_once),
 	        cmocka_unit_test(absent_host_is_refused_then_found),

@@ -172,6 +172,25 @@ static void only_dead_folders_are_removed(void **state)
 	assert_int_equal(rmdir(kept), 0);
 }
 
+/* After many failures the next start is a minute away, unless somebody new comes. */
+static void back_off_is_cut_short(void **state)
+{
+	struct fs_encproc_opts o = {.program = "/nowhere/encoder", .mmproj = "m", .stop_grace_ms = 1};
+	struct fs_encproc p;
+	fs_encproc_init(&p, &o, NULL, NULL);
+	p.failures = 10;
+	fs_log_set_level(FS_LOG_ERROR);
+	fs_encproc_want(&p, true);
+	assert_int_equal(p.state, FS_ENC_BACKOFF);
+	assert_true(p.deadline > fs_deadline_ms(30000));
+	fs_encproc_hurry(&p);
+	assert_true(p.deadline <= fs_deadline_ms(1000));
+	int64_t soon = p.deadline;
+	fs_encproc_hurry(&p); /* again and again puts nothing off */
+	assert_int_equal(p.deadline, soon);
+	fs_encproc_finish(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -180,6 +199,7 @@ int main(void)
 	        cmocka_unit_test(peer_that_is_no_address_is_left_out),
 	        cmocka_unit_test(socket_folder_is_made_private_and_checked),
 	        cmocka_unit_test(socket_path_follows_the_runtime_folder),
+	        cmocka_unit_test(back_off_is_cut_short),
 	        cmocka_unit_test(spool_is_private_and_leaves_nothing),
 	        cmocka_unit_test(only_dead_folders_are_removed),
 	};
