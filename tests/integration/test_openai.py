@@ -375,3 +375,40 @@ def test_the_examples_of_the_documentation(eyes):
     for path, body in examples():
         status, reply = eyes.request(path, body)
         assert status == 200, (path, body, reply)
+
+
+# ---- the order of pictures ----
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    """Vision hosts whose encoders do as a picture tells them; rows follow from the picture's bytes."""
+    hosts = [lab.VisionHost(tmp_path / name) for name in ("one", "two")]
+    for h in hosts:
+        h.encodes = tmp_path / f"{h.tmp.name}.log"
+        h.configure(encoder=str(lab.FAKE_ENCODER), extended=True, encoder_args=["--embd", "192", "--rows", "6x6", "--log", str(h.encodes)])
+        h.start()
+    yield hosts
+    for h in hosts:
+        h.stop()
+
+
+def test_pictures_keep_their_places_when_hosts_finish_out_of_order(two_hosts, servers):
+    server = servers(*two_hosts)
+    lab.wait_for(lambda: all(h["state"] == "up" for h in server.eyes()["hosts"]), "both hosts")
+
+    def ask(*pictures):
+        """-> (prompt's tokens, those of them that were in the engine's cache, reports). That cache knows pictures by name and place."""
+        content = [text("A"), image(pictures[0]), text("B"), image(pictures[1]), image(pictures[2]), text("C")]
+        status, reply = server.chat(user(*content), max_tokens=1)
+        assert status == 200, reply
+        return reply["usage"]["prompt_tokens"], reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["timings"]["pictures"]
+
+    def picture(words, salt):
+        return "data:;base64," + base64.b64encode(PICTURE.read_bytes() + f"FAKE {words}\n{salt}".encode()).decode()
+
+    slow, quick, last = picture("delay=400", "1"), picture("delay=0", "22"), picture("delay=0", "333")
+    prompt, _, reports = ask(slow, quick, last)
+    assert all("enc" in h.encodes.read_text() for h in two_hosts) and reports[0]["total_ms"] > reports[1]["total_ms"]
+    # Now nothing is waited for: had the quick one come to stand first, its place would not be found again.
+    assert ask(slow, quick, last)[1] == prompt - 1
+    assert ask(quick, slow, last)[1] < prompt - 3 * 9
