@@ -99,6 +99,11 @@ static void checks_what_keys_mean_together(void **state)
 	assert_int_equal(parse(&c, "{}"), FS_OK);
 	assert_int_equal(fs_config_check(&c, &e), FS_EINVAL);
 	assert_non_null(strstr(e.text, "\"model\""));
+	assert_int_equal(parse(&c, "{\"model\":\"m\",\"picture_folders\":[\"/a\",\"b\"]}"), FS_OK);
+	assert_int_equal(fs_config_check(&c, &e), FS_EINVAL);
+	assert_non_null(strstr(e.text, "\"picture_folders\" holds \"b\""));
+	assert_int_equal(parse(&c, "{\"model\":\"m\",\"picture_folders\":\"/a\"}"), FS_OK);
+	assert_int_equal(fs_config_check(&c, &e), FS_OK);
 	assert_int_equal(parse(&c, "{\"model\":\"m\",\"vision\":{\"remote\":true}}"), FS_OK);
 	assert_int_equal(fs_config_check(&c, &e), FS_EINVAL);
 	assert_non_null(strstr(e.text, "\"vision.hosts\""));
