@@ -112,6 +112,16 @@ static void refuses_all_else(void **state)
 	assert_int_equal(read_file("", 100, &text, &e), FS_EINVAL);
 }
 
+static void opens_no_device(void **state)
+{
+	static const char *const folders[] = {"/dev"};
+	struct fs_errbuf e = {""};
+	uint8_t *bytes;
+	size_t n;
+	assert_int_equal(fs_file_read("/dev/zero", folders, 1, 100, NULL, &bytes, &n, &e), FS_EINVAL);
+	assert_non_null(strstr(e.text, "no regular file"));
+}
+
 static void keeps_to_the_limit(void **state)
 {
 	struct fs_errbuf e = {""};
@@ -156,6 +166,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(reads_files_of_the_folders),
 	        cmocka_unit_test(refuses_all_else),
+	        cmocka_unit_test(opens_no_device),
 	        cmocka_unit_test(keeps_to_the_limit),
 	        cmocka_unit_test(stops_when_cancelled),
 	        cmocka_unit_test(a_link_may_be_the_folder),
