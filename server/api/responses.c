@@ -6,6 +6,7 @@
 #include "server/api/responses.h"
 #include "server/api/openai.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +29,12 @@ static json_t *usage(const struct fs_chat_report *rep)
 	        g->prompt_tokens + g->completion_tokens);
 }
 
+/* As it was written, not as the nearest float. */
+static double decimal(float f)
+{
+	return round((double)f * 1e6) / 1e6;
+}
+
 /* What the request said, repeated. */
 static json_t *settings(const struct api_call *c)
 {
@@ -39,8 +46,8 @@ static json_t *settings(const struct api_call *c)
 	        "background", 0, "instructions", json_incref(own->instructions), "metadata",
 	        or_default(own->metadata, json_object()), "max_output_tokens", most, "model",
 	        c->api->model_name, "parallel_tool_calls", !own->one_call, "previous_response_id", "prompt",
-	        "user", "store", 0, "temperature", (double)g->temperature, "top_p", (double)g->top_p, "tools",
-	        or_default(own->tools, json_array()), "tool_choice",
+	        "user", "store", 0, "temperature", decimal(g->temperature), "top_p", decimal(g->top_p),
+	        "tools", or_default(own->tools, json_array()), "tool_choice",
 	        or_default(own->tool_choice, json_string("auto")), "truncation", "disabled", "text", "format",
 	        "type", "text", "reasoning", "effort", "summary");
 }

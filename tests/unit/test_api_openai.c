@@ -252,6 +252,8 @@ static void a_response_in_one_piece(void **state)
 	        "\"content\":"
 	        "["
 	        "{\"type\":\"output_text\",\"text\":\"hi\",\"annotations\":[]}]}]}");
+	check_whole(d, INPUT(",\"temperature\":0.7,\"top_p\":0.9"), "hi", NULL, &stopped,
+	        "{\"temperature\":0.7,\"top_p\":0.9}");
 	check_whole(d, INPUT(""), "hi", NULL, &cut,
 	        "{\"status\":\"incomplete\",\"incomplete_details\":{\"reason\":\"max_output_tokens\"},"
 	        "\"output\":[{\"status\":\"incomplete\"}]}");
