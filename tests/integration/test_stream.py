@@ -142,7 +142,7 @@ def test_a_new_request_takes_the_place_of_the_old(server):
 
 
 def test_many_readers_each_at_its_pace(server):
-    request = body(max_tokens=3000, ignore_eos=True, temperature=0)
+    request = body(max_tokens=800, ignore_eos=True, temperature=0)
     client = start(server, "m", request)
     readers = [server.send_raw("GET", f"/v1/stream/m?from={n}") for n in (0, 0, 0)]
     slow = server.send_raw("GET", "/v1/stream/m?from=0")  # does not read until the others are done
