@@ -140,6 +140,30 @@ static void checks_what_keys_mean_together(void **state)
 	fs_config_finish(&c);
 }
 
+static void lists_of_strings(void **state)
+{
+	struct fs_config c;
+	fs_config_init(&c);
+	assert_int_equal(c.api_key.n, 0);
+	assert_int_equal(parse(&c, "{\"api_key\":\"one\",\"cors_origins\":[\"a\",\"b\"]}"), FS_OK);
+	assert_int_equal(c.api_key.n, 1);
+	assert_string_equal(c.api_key.items[0], "one");
+	assert_int_equal(c.cors_origins.n, 2);
+	assert_string_equal(c.cors_origins.items[1], "b");
+	assert_int_equal(fs_config_set(&c, "api_key=123", &e), FS_OK); /* text, not a number */
+	assert_string_equal(c.api_key.items[0], "123");
+	assert_int_equal(fs_config_set(&c, "api_key=[\"x\",\"y\"]", &e), FS_OK);
+	assert_int_equal(c.api_key.n, 2);
+	assert_int_equal(fs_config_set(&c, "api_key=null", &e), FS_OK);
+	assert_int_equal(c.api_key.n, 0);
+	static const char *const wrong[] = {"{\"api_key\":1}", "{\"api_key\":[\"a\",1]}", "{\"api_key\":{}}"};
+	for (size_t i = 0; i < FS_ARRAY_LEN(wrong); i++) {
+		assert_int_equal(parse(&c, wrong[i]), FS_EINVAL);
+		assert_string_equal(e.text, "test.json: \"api_key\" must be a string or an array of strings");
+	}
+	fs_config_finish(&c);
+}
+
 /* docs/CONFIG.md holds the very table that the program prints. */
 static void documentation_is_the_table(void **state)
 {
@@ -165,6 +189,7 @@ int main(void)
 	        cmocka_unit_test(reads_values_and_hosts),
 	        cmocka_unit_test(refuses_in_clear_words),
 	        cmocka_unit_test(checks_what_keys_mean_together),
+	        cmocka_unit_test(lists_of_strings),
 	        cmocka_unit_test(documentation_is_the_table),
 	};
 	return cmocka_run_group_tests_name("config", tests, NULL, NULL);
