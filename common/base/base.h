@@ -166,7 +166,7 @@ void fs_cancel_fire(struct fs_cancel *c, enum fs_cancel_cause cause);
 bool fs_cancelled(struct fs_cancel *c);
 enum fs_cancel_cause fs_cancel_cause(const struct fs_cancel *c);
 const char *fs_cancel_cause_name(enum fs_cancel_cause cause); /* "client", "deleted" …: for programs */
-int64_t fs_cancel_deadline(const struct fs_cancel *c); /* FS_NEVER for NULL */
+int64_t fs_cancel_deadline(const struct fs_cancel *c);        /* FS_NEVER for NULL */
 /* Brings the deadline forward; a later one changes nothing. Who waits already keeps the one that it saw, so
  * it is called before anybody waits. */
 void fs_cancel_shorten(struct fs_cancel *c, int64_t deadline);
