@@ -4,6 +4,7 @@
  * in the same run is the yardstick, since figures of different runs on a busy machine do not compare. Built,
  * never installed.
  */
+#include "common/bench/bench.h"
 #include "common/compute/compute.h"
 
 #include <dnnl.h>
@@ -64,13 +65,6 @@ static float *randoms(int64_t n)
 	return x;
 }
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 static int64_t clock_of(const struct bench *b)
 {
 	struct timespec t;
@@ -84,19 +78,17 @@ static int64_t clock_of(const struct bench *b)
 /* Median seconds of fn. */
 static double median(const struct bench *b, void (*fn)(void *), void *arg)
 {
-	double t[MAX_REPEATS];
-	int n = 0;
+	struct fs_sample t = {.n = 0};
 	int64_t begin = fs_now();
 
 	fn(arg); /* plans, caches, page faults */
-	while (n < MAX_REPEATS && (n < 3 || (double)(fs_now() - begin) < b->budget * 1e9)) {
+	while (t.n < MAX_REPEATS && (t.n < 3 || (double)(fs_now() - begin) < b->budget * 1e9)) {
 		int64_t t0 = clock_of(b);
 
 		fn(arg);
-		t[n++] = (double)(clock_of(b) - t0) / 1e9;
+		t.v[t.n++] = (double)(clock_of(b) - t0) / 1e9;
 	}
-	qsort(t, (size_t)n, sizeof(*t), by_value);
-	return t[n / 2];
+	return fs_sample_median(&t);
 }
 
 static void row(struct bench *b, const char *what, const char *type, const char *shape, double seconds,

@@ -7,10 +7,10 @@
  * GFLOP counts the products and the attention of the tower, two a multiply-add; reading the picture is in the
  * time.
  */
+#include "common/bench/bench.h"
 #include "remote/encoder/encoder.h"
 #include "remote/encoder/tower.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <spng.h>
@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NAME "farsight-bench-encoder"
 #define MAX_REPEAT 100
 #define MAX_SIZES 16
 #define MAX_SIDE 4096
@@ -37,8 +38,7 @@ struct args {
 struct result {
 	struct size pixels; /* of the picture; 0 x 0 for one that was given */
 	struct fs_rows_shape shape;
-	double ms[MAX_REPEAT]; /* ascending */
-	int n;
+	struct fs_sample ms;
 	double gflop; /* of one encode */
 	uint64_t hash;
 };
@@ -55,22 +55,6 @@ static int usage(FILE *f)
 	           "  --exact         f32 products\n"
 	           "  --json          one JSON object\n");
 	return f == stdout ? 0 : 2;
-}
-
-static bool parse_int(const char *name, const char *s, int min, int max, int *out)
-{
-	char *end;
-	long v;
-
-	errno = 0;
-	v = strtol(s, &end, 10);
-	if (errno != 0 || end == s || *end != '\0' || v < min || v > max) {
-		fprintf(stderr, "farsight-bench-encoder: --%s takes %d to %d, not \"%s\"\n", name, min, max,
-		        s);
-		return false;
-	}
-	*out = (int)v;
-	return true;
 }
 
 static bool parse_size(struct args *a, const char *s)
@@ -125,10 +109,10 @@ static int parse_args(int argc, char **argv, struct args *a)
 			a->rows = optarg;
 			break;
 		case 't':
-			ok = parse_int("threads", optarg, 0, 1024, &a->threads) && ok;
+			ok = fs_bench_int(NAME, "threads", optarg, 0, 1024, &a->threads) && ok;
 			break;
 		case 'r':
-			ok = parse_int("repeat", optarg, 1, MAX_REPEAT, &a->repeat) && ok;
+			ok = fs_bench_int(NAME, "repeat", optarg, 1, MAX_REPEAT, &a->repeat) && ok;
 			break;
 		case 'd':
 			a->device = optarg;
@@ -226,23 +210,6 @@ static double gflop(const struct vision_hparams *h, double n)
 	return 2e-9 * (n * (h->n_layers * layer + patch) + n / cell * (wide * wide + wide * h->n_out));
 }
 
-static uint64_t hash_of(const float *rows, const struct fs_rows_shape *s)
-{
-	const uint8_t *b = (const uint8_t *)rows;
-	uint64_t v = 0xcbf29ce484222325u; /* FNV-1a */
-
-	for (size_t i = 0; i < (size_t)s->n_tokens * (size_t)s->n_embd * sizeof(*rows); i++)
-		v = (v ^ b[i]) * 0x100000001b3u;
-	return v;
-}
-
-static int ascending(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 static int measure(struct fs_encoder *v, const struct args *a, const struct bytes *picture, struct result *r,
         struct fs_errbuf *e)
 {
@@ -254,46 +221,42 @@ static int measure(struct fs_encoder *v, const struct args *a, const struct byte
 		if (err != FS_OK)
 			return err;
 		if (i < 0)
-			r->hash = hash_of(rows, &r->shape);
+			r->hash = fs_bench_hash(
+			        rows, (size_t)r->shape.n_tokens * (size_t)r->shape.n_embd * sizeof(*rows));
 		else
-			r->ms[r->n++] = (double)(fs_now() - t) / 1e6;
+			r->ms.v[r->ms.n++] = (double)(fs_now() - t) / 1e6;
 		if (i < 0 && a->rows != NULL)
 			err = fs_rows_write_file(a->rows, &r->shape, rows, e);
 		free(rows);
 		if (err != FS_OK)
 			return err;
 	}
-	qsort(r->ms, (size_t)r->n, sizeof(r->ms[0]), ascending);
+	fs_sample_sort(&r->ms);
 	return FS_OK;
 }
 
-static double median(const struct result *r)
+static json_t *result_json(struct result *r)
 {
-	return r->n % 2 == 1 ? r->ms[r->n / 2] : (r->ms[r->n / 2 - 1] + r->ms[r->n / 2]) / 2;
-}
-
-static json_t *result_json(const struct result *r)
-{
-	double s = median(r) / 1e3;
+	double s = fs_sample_median(&r->ms) / 1e3;
 	char hash[32];
 
 	snprintf(hash, sizeof(hash), "%016llx", (unsigned long long)r->hash);
 	return json_pack("{s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:s}", "width", r->pixels.w,
 	        "height", r->pixels.h, "rows", r->shape.n_tokens, "nx", r->shape.nx, "ny", r->shape.ny,
-	        "encode_ms", s * 1e3, "encode_ms_min", r->ms[0], "encode_ms_max", r->ms[r->n - 1],
+	        "encode_ms", s * 1e3, "encode_ms_min", r->ms.v[0], "encode_ms_max", r->ms.v[r->ms.n - 1],
 	        "rows_per_s", r->shape.n_tokens / s, "gflops", r->gflop / s, "rows_hash", hash);
 }
 
-static void print_result(const struct result *r)
+static void print_result(struct result *r)
 {
-	double s = median(r) / 1e3;
+	double s = fs_sample_median(&r->ms) / 1e3;
 	char size[32] = "given", cells[32];
 
 	if (r->pixels.w > 0)
 		snprintf(size, sizeof(size), "%dx%d", r->pixels.w, r->pixels.h);
 	snprintf(cells, sizeof(cells), "%dx%d", r->shape.nx, r->shape.ny);
-	printf("%-10s %-8s %10.1f %10.1f %10.1f %10.1f %10.1f  %016llx\n", size, cells, s * 1e3, r->ms[0],
-	        r->ms[r->n - 1], r->shape.n_tokens / s, r->gflop / s, (unsigned long long)r->hash);
+	printf("%-10s %-8s %10.1f %10.1f %10.1f %10.1f %10.1f  %016llx\n", size, cells, s * 1e3, r->ms.v[0],
+	        r->ms.v[r->ms.n - 1], r->shape.n_tokens / s, r->gflop / s, (unsigned long long)r->hash);
 	fflush(stdout);
 }
 

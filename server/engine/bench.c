@@ -8,9 +8,9 @@
  * attention and the one row of logits are left out.
  */
 #include "server/engine/engine.h"
+#include "common/bench/bench.h"
 #include "common/gguf/gguf.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <limits.h>
@@ -18,17 +18,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NAME "farsight-bench-engine"
 #define MAX_REPEAT 100
 
 struct args {
 	const char *model, *device;
 	int threads, prompt, gen, repeat, chunk;
 	bool json, exact;
-};
-
-struct sample { /* ascending after sort */
-	double v[MAX_REPEAT];
-	int n;
 };
 
 static int usage(FILE *f)
@@ -43,22 +39,6 @@ static int usage(FILE *f)
 	           "  --exact            f32 products\n"
 	           "  --json             one JSON object\n");
 	return f == stdout ? 0 : 2;
-}
-
-static bool parse_int(const char *name, const char *s, int min, int max, int *out)
-{
-	char *end;
-	long v;
-
-	errno = 0;
-	v = strtol(s, &end, 10);
-	if (errno != 0 || end == s || *end != '\0' || v < min || v > max) {
-		fprintf(stderr, "farsight-bench-engine: --%s takes %d to %d, not \"%s\"\n", name, min, max,
-		        s);
-		return false;
-	}
-	*out = (int)v;
-	return true;
 }
 
 static const struct option options[] = {
@@ -91,19 +71,19 @@ static int parse_args(int argc, char **argv, struct args *a)
 			a->device = optarg;
 			break;
 		case 't':
-			ok = parse_int("threads", optarg, 0, 1024, &a->threads) && ok;
+			ok = fs_bench_int(NAME, "threads", optarg, 0, 1024, &a->threads) && ok;
 			break;
 		case 'p':
-			ok = parse_int("prompt-tokens", optarg, 1, 1 << 20, &a->prompt) && ok;
+			ok = fs_bench_int(NAME, "prompt-tokens", optarg, 1, 1 << 20, &a->prompt) && ok;
 			break;
 		case 'g':
-			ok = parse_int("gen", optarg, 2, 1 << 16, &a->gen) && ok;
+			ok = fs_bench_int(NAME, "gen", optarg, 2, 1 << 16, &a->gen) && ok;
 			break;
 		case 'r':
-			ok = parse_int("repeat", optarg, 1, MAX_REPEAT, &a->repeat) && ok;
+			ok = fs_bench_int(NAME, "repeat", optarg, 1, MAX_REPEAT, &a->repeat) && ok;
 			break;
 		case 'c':
-			ok = parse_int("chunk", optarg, 1, 4096, &a->chunk) && ok;
+			ok = fs_bench_int(NAME, "chunk", optarg, 1, 4096, &a->chunk) && ok;
 			break;
 		case 'e':
 			a->exact = true;
@@ -127,15 +107,12 @@ struct hash { /* FNV-1a over the bits of one token's logits */
 
 static void take_hash(void *arg, const float *logits, int32_t n)
 {
-	const uint8_t *b = (const uint8_t *)logits;
 	struct hash *h = arg;
 
 	if (h->taken)
 		return;
 	h->taken = true;
-	h->v = 0xcbf29ce484222325u;
-	for (size_t i = 0; i < (size_t)n * sizeof(float); i++)
-		h->v = (h->v ^ b[i]) * 0x100000001b3u;
+	h->v = fs_bench_hash(logits, (size_t)n * sizeof(float));
 }
 
 static struct fs_prompt *random_prompt(struct fs_engine *en, int n, uint64_t seed, struct fs_errbuf *e)
@@ -176,22 +153,9 @@ static int run_once(struct fs_engine *en, const struct args *a, int round, struc
 	return FS_OK;
 }
 
-static int ascending(const void *a, const void *b)
+static json_t *sample_json(struct fs_sample *s)
 {
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double median(struct sample *s)
-{
-	qsort(s->v, (size_t)s->n, sizeof(s->v[0]), ascending);
-	return s->n % 2 == 1 ? s->v[s->n / 2] : (s->v[s->n / 2 - 1] + s->v[s->n / 2]) / 2;
-}
-
-static json_t *sample_json(struct sample *s)
-{
-	double m = median(s);
+	double m = fs_sample_median(s);
 
 	return json_pack("{s:f, s:f, s:f}", "median", m, "min", s->v[0], "max", s->v[s->n - 1]);
 }
@@ -216,14 +180,14 @@ static int layers_gflop(const char *path, double *out, struct fs_errbuf *e)
 	return FS_OK;
 }
 
-static int print_json(const struct fs_engine_info *info, const struct args *a, struct sample *pp,
-        struct sample *tg, double token_gflop, const char *hash)
+static int print_json(const struct fs_engine_info *info, const struct args *a, struct fs_sample *pp,
+        struct fs_sample *tg, double token_gflop, const char *hash)
 {
 	json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:i, s:o, s:f, s:o, s:s}", "model",
 	        info->name, "architecture", info->arch, "device", info->device, "weight_bytes",
 	        (json_int_t)info->weight_bytes, "threads", a->threads, "prompt_tokens", a->prompt,
 	        "generated", a->gen, "repeat", a->repeat, "prefill_tokens_per_s", sample_json(pp),
-	        "prefill_gflops", median(pp) * token_gflop, "decode_tokens_per_s", sample_json(tg),
+	        "prefill_gflops", fs_sample_median(pp) * token_gflop, "decode_tokens_per_s", sample_json(tg),
 	        "logits_hash", hash);
 
 	if (o == NULL || json_dumpf(o, stdout, JSON_REAL_PRECISION(6)) != 0) {
@@ -235,27 +199,27 @@ static int print_json(const struct fs_engine_info *info, const struct args *a, s
 	return 0;
 }
 
-static void print_row(const char *what, int n, struct sample *s)
+static void print_row(const char *what, int n, struct fs_sample *s)
 {
-	double m = median(s);
+	double m = fs_sample_median(s);
 
 	printf("%-8s %6d %12.2f %12.2f %12.2f\n", what, n, m, s->v[0], s->v[s->n - 1]);
 }
 
-static void print_table(const struct fs_engine_info *info, const struct args *a, struct sample *pp,
-        struct sample *tg, double token_gflop, const char *hash)
+static void print_table(const struct fs_engine_info *info, const struct args *a, struct fs_sample *pp,
+        struct fs_sample *tg, double token_gflop, const char *hash)
 {
 	printf("%s (%s), %.2f GB of weights, %s, %d repeats\n", info->name, info->arch,
 	        (double)info->weight_bytes / 1e9, info->device, a->repeat);
 	printf("%-8s %6s %12s %12s %12s\n", "tokens/s", "tokens", "median", "min", "max");
 	print_row("prefill", a->prompt, pp);
 	print_row("decode", a->gen, tg);
-	printf("prefill %.1f GFLOP/s, logits hash %s\n", median(pp) * token_gflop, hash);
+	printf("prefill %.1f GFLOP/s, logits hash %s\n", fs_sample_median(pp) * token_gflop, hash);
 }
 
 static int bench(struct fs_engine *en, const struct args *a, struct fs_errbuf *e)
 {
-	static struct sample pp, tg;
+	static struct fs_sample pp, tg;
 	struct hash h = {0};
 	char hash[32];
 	double drop, token_gflop = 0;

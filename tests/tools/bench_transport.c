@@ -5,6 +5,7 @@
  * medians, with --json one object. With --loopback it starts a sshd of its own and needs nothing configured;
  * else the named host must have farsight-agent set up with tests/tools/null_encoder.
  */
+#include "common/bench/bench.h"
 #include "server/vision/vision.h"
 #include "tests/unit/sshd.h"
 
@@ -279,18 +280,11 @@ static void set_up(struct bench *b)
 
 /* ---- result ---- */
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-	return x < y ? -1 : x > y;
-}
-
 static double median(const double *v, int n)
 {
-	double s[MAX_ROUNDS];
-	memcpy(s, v, (size_t)n * sizeof(*s));
-	qsort(s, (size_t)n, sizeof(*s), by_value);
-	return n % 2 ? s[n / 2] : (s[n / 2 - 1] + s[n / 2]) / 2;
+	struct fs_sample s = {.n = n};
+	memcpy(s.v, v, (size_t)n * sizeof(*v));
+	return fs_sample_median(&s);
 }
 
 static double least(const double *v, int n)
