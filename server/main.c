@@ -7,6 +7,7 @@
 #include "server/fetch/fetch.h"
 #include "server/http/http.h"
 #include "server/ssh/ssh.h"
+#include "server/vision/settings.h"
 
 #include <getopt.h>
 #include <poll.h>
@@ -187,26 +188,10 @@ static int start_vision(struct server *s, const struct fs_config *c, int port, s
 	if (!c->vision.remote && !c->vision.mmproj)
 		return FS_OK;
 	struct fs_vision_local_opts local;
-	struct fs_vision_opts o = {.n_hosts = c->vision.n_hosts,
-	        .min_tokens = (int32_t)c->vision.min_tokens,
-	        .max_tokens = (int32_t)c->vision.max_tokens,
-	        .n_embd = fs_engine_info(s->engine)->n_embd,
-	        .fingerprint = c->vision.fingerprint,
-	        .f16 = strcmp(c->vision.rows_dtype, "f16") == 0,
-	        .connect_timeout_ms = (int)c->vision.connect_timeout_s * 1000,
-	        .ping_interval_ms = (int)c->vision.ping_interval_s * 1000,
-	        .dead_after_ms = (int)c->vision.dead_after_s * 1000,
-	        .encode_timeout_ms = (int)c->vision.encode_timeout_s * 1000,
-	        .liveness_port = port};
-	for (size_t i = 0; i < o.n_hosts; i++) {
-		const struct fs_config_host *h = &c->vision.hosts[i];
-		o.hosts[i] = (struct fs_vision_host_opts){.host = h->host,
-		        .port = (int)h->port,
-		        .identity = h->identity,
-		        .known_hosts = h->known_hosts,
-		        .config_file = h->ssh_config,
-		        .command = h->command};
-	}
+	struct fs_vision_opts o;
+	fs_vision_opts_from_config(c, &o);
+	o.n_embd = fs_engine_info(s->engine)->n_embd;
+	o.liveness_port = port;
 	if (c->vision.mmproj) {
 		local = local_opts(s, c);
 		o.local = &local;

@@ -46,6 +46,7 @@ void fs_host_set_state_locked(struct fs_host *h, enum fs_host_state state, const
 	if (h->state != state)
 		h->since = fs_now();
 	h->state = state;
+	fs_wake(h->v->news);
 	snprintf(h->cause, sizeof(h->cause), "%s", cause);
 	if (state != FS_HOST_UP)
 		for (struct fs_vision_job *j = h->jobs.first, *next; j; j = next) {
@@ -77,8 +78,10 @@ static int send_hello(struct run *r, struct fs_errbuf *e)
 	struct fs_hello hello = {.version = FS_PROTOCOL_VERSION,
 	        .channel = (int32_t)(r->h - v->hosts) + 1,
 	        .liveness_port = v->o.liveness_port,
+	        .probe_fails = v->o.probe_fails,
+	        .probe_interval_ms = v->o.probe_interval_ms,
 	        .want_n_embd = v->o.n_embd};
-	snprintf(hello.program, sizeof(hello.program), "farsight-server %s", FS_VERSION);
+	snprintf(hello.program, sizeof(hello.program), "%s %s", v->program, FS_VERSION);
 	snprintf(hello.lease, sizeof(hello.lease), "%s", v->lease);
 	pthread_mutex_lock(&v->lock);
 	snprintf(hello.want_fingerprint, sizeof(hello.want_fingerprint), "%s", v->fingerprint);

@@ -83,12 +83,13 @@ struct fs_vision {
 	pthread_mutex_t lock;
 	struct fs_host hosts[FS_VISION_MAX_HOSTS];
 	size_t n_hosts, n_started;
+	int news; /* eventfd, -1 before it is open */
 	struct fs_job_list parked;
 	size_t n_jobs, job_bytes;
 	uint32_t next_id;
 	atomic_bool stopping;
 	bool destroyed; /* by its owner; jobs whose owners are slower keep it until they are gone */
-	char lease[65];
+	char lease[65], program[32];
 	char fingerprint[33];     /* wanted, or of the first host that came up; "" = not known yet */
 	char fingerprint_of[128]; /* the host that set it; "" = the configuration */
 	struct fs_encode_params last_limits; /* of the encoder that came up last */

@@ -181,8 +181,10 @@ int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, str
 	pthread_mutex_init(&v->lock, NULL);
 	v->o = *o;
 	put_defaults(&v->o);
+	snprintf(v->program, sizeof(v->program), "%s", o->program ? o->program : "farsight-server");
 	snprintf(v->fingerprint, sizeof(v->fingerprint), "%s", o->fingerprint ? o->fingerprint : "");
-	int rc = fs_ssh_init(e);
+	v->news = fs_wake_open();
+	int rc = v->news < 0 ? fs_fail_errno(e, FS_EIO, "can not open an eventfd") : fs_ssh_init(e);
 	if (!rc)
 		rc = random_lease(v->lease, e);
 	if (!rc && o->local)
@@ -241,8 +243,15 @@ void fs_vision_free(struct fs_vision *v)
 		free((char *)h->ssh.command);
 	}
 	fs_local_destroy(v->local);
+	if (v->news >= 0)
+		close(v->news);
 	pthread_mutex_destroy(&v->lock);
 	free(v);
+}
+
+int fs_vision_news(const struct fs_vision *v)
+{
+	return v->news;
 }
 
 void fs_vision_identity(struct fs_vision *v, char out[FS_VISION_IDENTITY])
@@ -266,6 +275,7 @@ size_t fs_vision_status(struct fs_vision *v, struct fs_host_status *out, size_t 
 		const struct fs_host *h = &v->hosts[i];
 		struct fs_host_status *s = &out[i];
 		*s = (struct fs_host_status){.state = h->state,
+		        .n_embd = h->facts.n_embd,
 		        .min_tokens = h->facts.min_tokens,
 		        .max_tokens = h->facts.max_tokens,
 		        .rtt_ms = h->rtt_ms,

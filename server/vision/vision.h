@@ -48,12 +48,14 @@ struct fs_vision_opts {
 	int32_t n_embd; /* the text model's; a host whose rows have another width is refused by name */
 	const char *fingerprint; /* of the mmproj that every host must have; NULL = any, but all the same */
 	bool f16;                /* rows cross the network as f16 */
-	int32_t min_tokens, max_tokens; /* bounds of a picture's rows; 0 = the encoder's own */
-	int connect_timeout_ms;         /* 3000 */
-	int ping_interval_ms;           /* 5000 */
-	int dead_after_ms;              /* silence after which a host is gone; 15000 */
-	int encode_timeout_ms;          /* one encode, queue on the host included; 300000 */
-	int liveness_port;              /* told to hosts; 0 = none */
+	int32_t min_tokens, max_tokens;     /* bounds of a picture's rows; 0 = the encoder's own */
+	int connect_timeout_ms;             /* 3000 */
+	int ping_interval_ms;               /* 5000 */
+	int dead_after_ms;                  /* silence after which a host is gone; 15000 */
+	int encode_timeout_ms;              /* one encode, queue on the host included; 300000 */
+	int liveness_port;                  /* told to hosts; 0 = none */
+	int probe_fails, probe_interval_ms; /* of that port, told to hosts; 0 = theirs */
+	const char *program;                /* told to hosts, for people; NULL = "farsight-server" */
 };
 int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e);
 void fs_vision_destroy(struct fs_vision *v); /* says BYE where it can, within a second; pending jobs end with
@@ -63,6 +65,9 @@ void fs_vision_destroy(struct fs_vision *v); /* says BYE where it can, within a 
  * when it can not start; FS_ECANCELLED when stop_fd becomes readable first (-1 = none). FS_OK at once for
  * everything else. */
 int fs_vision_wait_ready(struct fs_vision *v, int stop_fd, struct fs_errbuf *e);
+/* An eventfd that is readable once the state of a host has changed, until fs_wake_drain: for owners that wait
+ * for other things too. It lives as long as v. */
+int fs_vision_news(const struct fs_vision *v);
 /* What changes rows beside the picture and its parameters, as far as it is known by now, as text. */
 #define FS_VISION_IDENTITY 160
 void fs_vision_identity(struct fs_vision *v, char out[FS_VISION_IDENTITY]);
@@ -98,6 +103,7 @@ struct fs_host_status {
 	char cause[512]; /* of DOWN */
 	char device[64];
 	char fingerprint[33];
+	int32_t n_embd; /* width of its rows; 0 = not known yet */
 	int32_t min_tokens, max_tokens;
 	double rtt_ms; /* of the last ping; 0 = unknown */
 	uint64_t encodes, errors, bytes_up, bytes_down;

@@ -1,0 +1,15 @@
+/*
+ * settings: the part of the server's configuration that speaks of vision hosts, as the options of a vision.
+ * One place for all programs that reach the hosts of the configuration.
+ */
+#ifndef FS_SERVER_VISION_SETTINGS_H
+#define FS_SERVER_VISION_SETTINGS_H
+
+#include "server/config/config.h"
+#include "server/vision/vision.h"
+
+/* Hosts, limits and times. Strings stay the config's. What depends on the program (local, n_embd,
+ * liveness_port, program) is left 0 or NULL. */
+void fs_vision_opts_from_config(const struct fs_config *c, struct fs_vision_opts *o);
+
+#endif
