@@ -119,6 +119,17 @@ void fs_agent_keys_free(struct fs_agent_key *keys, size_t n);
 int fs_agent_sign(struct fs_agent *a, const uint8_t *blob, size_t blob_n, const uint8_t *data, size_t data_n,
         uint8_t **sig, size_t *sig_n, struct fs_errbuf *e);
 
+/* ---- session.c, for run.c: one command after another ---- */
+
+int fs_ssh_exec(struct fs_ssh *s, const char *command, const struct fs_patience *p, struct fs_errbuf *e);
+int fs_ssh_send_eof(struct fs_ssh *s, const struct fs_patience *p, struct fs_errbuf *e);
+int fs_ssh_exec_end(struct fs_ssh *s, const struct fs_patience *p, int *status, struct fs_errbuf *e);
+
+/* ---- pin.c ---- */
+
+int fs_ssh_host_key_of(const struct fs_ssh_conf *c, const uint8_t *blob, size_t n, bool known,
+        struct fs_ssh_host_key *out, struct fs_errbuf *e);
+
 /* ---- auth.c ---- */
 
 int fs_ssh_auth(LIBSSH2_SESSION *ls, int fd, const struct fs_ssh_conf *c, const struct fs_patience *p,

@@ -259,6 +259,10 @@ static int finish(struct fs_conf_parse *p, const struct fs_ssh_opts *o, struct f
 	             p, "HostName", *p->hostname ? p->hostname : "%n", hostname, sizeof(hostname), e)))
 		return rc;
 	strcpy(t->hostname, hostname);
+	if (o->only_identity) {
+		t->n_identities = 0;
+		t->identities_only = p->identities_only_set = true;
+	}
 	if ((rc = expand_identities(p, o->identity, e)) || (rc = expand_known_files(p, o->known_hosts, e)))
 		return rc;
 	return expand_agent(p, e);

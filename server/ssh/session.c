@@ -35,12 +35,13 @@ struct fs_ssh {
 	int fd;
 	LIBSSH2_SESSION *ls;
 	LIBSSH2_CHANNEL *ch;
-	char label[400]; /* user@host:port */
-	char command[256];
-	bool write_owes;    /* a packet of ours is half sent: only fs_ssh_write may go on */
-	bool read_owes;     /* a window adjustment is half sent: only reads may go on */
-	bool maybe_more;    /* data may lie in libssh2's queue that poll does not see */
-	const void *pinned; /* of the write that is to be repeated; NULL = none */
+	char label[400];          /* user@host:port */
+	char command[256];        /* for messages; what is executed, unless long_command is set */
+	const char *long_command; /* the caller's; while a channel is opened */
+	bool write_owes;          /* a packet of ours is half sent: only fs_ssh_write may go on */
+	bool read_owes;           /* a window adjustment is half sent: only reads may go on */
+	bool maybe_more;          /* data may lie in libssh2's queue that poll does not see */
+	const void *pinned;       /* of the write that is to be repeated; NULL = none */
 };
 
 struct fs_start {
@@ -159,9 +160,10 @@ static int open_channel(struct fs_ssh *s, const struct fs_start *st, struct fs_e
 		if (w)
 			return w;
 	}
+	const char *command = s->long_command ? s->long_command : s->command;
 	int rc;
-	while ((rc = libssh2_channel_process_startup(s->ch, "exec", 4, s->command,
-	                (unsigned)strlen(s->command))) == LIBSSH2_ERROR_EAGAIN) {
+	while ((rc = libssh2_channel_process_startup(s->ch, "exec", 4, command, (unsigned)strlen(command))) ==
+	        LIBSSH2_ERROR_EAGAIN) {
 		int w = wait_step(s, st, "starting the remote program", e);
 		if (w)
 			return w;
@@ -202,13 +204,15 @@ static int set_methods(struct fs_ssh *s, const struct fs_known_hosts *k, struct 
 	return FS_OK;
 }
 
-static int start(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *e)
+/* Up to where the host has shown its key; *known lives until fs_kh_free. */
+static int greet(
+        struct fs_ssh *s, const struct fs_start *st, struct fs_known_hosts **known, struct fs_errbuf *e)
 {
 	const struct fs_ssh_target *t = &st->conf->target;
-	struct fs_known_hosts *k = NULL;
-	int rc = fs_kh_load(st->conf, &k, e);
+	int rc = fs_kh_load(st->conf, known, e);
 	if (rc)
 		return rc;
+	struct fs_known_hosts *k = *known;
 	if (fs_kh_bad_lines(k))
 		fs_debug("%zu lines of the known_hosts files do not parse and are skipped",
 		        fs_kh_bad_lines(k));
@@ -219,41 +223,152 @@ static int start(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *
 		libssh2_session_set_blocking(s->ls, 0);
 		rc = set_methods(s, k, e);
 	}
-	if (!rc)
-		rc = handshake(s, st, e);
+	return rc ? rc : handshake(s, st, e);
+}
+
+static int start(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *e)
+{
+	struct fs_known_hosts *k = NULL;
+	int rc = greet(s, st, &k, e);
 	if (!rc)
 		rc = check_host_key(s, st, k, e);
 	fs_kh_free(k);
-	if (!rc)
-		rc = fs_ssh_auth(s->ls, s->fd, st->conf, &st->patience, e);
-	return rc ? rc : open_channel(s, st, e);
+	return rc ? rc : fs_ssh_auth(s->ls, s->fd, st->conf, &st->patience, e);
+}
+
+static int create(
+        const struct fs_ssh_opts *o, struct fs_ssh **out, struct fs_ssh_conf **conf_out, struct fs_errbuf *e)
+{
+	struct fs_ssh_conf *conf = malloc(sizeof(*conf));
+	struct fs_ssh *s = calloc(1, sizeof(*s));
+	int rc = conf && s ? fs_ssh_conf_load(o, conf, e) : fs_fail(e, FS_ENOMEM, "out of memory");
+	if (rc) {
+		free(conf);
+		free(s);
+		return rc;
+	}
+	const struct fs_ssh_target *t = &conf->target;
+	s->fd = -1;
+	snprintf(s->label, sizeof(s->label), "%s@%s:%d", t->user, t->hostname, t->port);
+	s->maybe_more = true;
+	*out = s;
+	*conf_out = conf;
+	return FS_OK;
+}
+
+static int connect_to(const struct fs_ssh_opts *o, const char *command, const struct fs_patience *patience,
+        struct fs_ssh **out, struct fs_errbuf *e)
+{
+	struct fs_ssh_conf *conf;
+	struct fs_ssh *s;
+	int rc = create(o, &s, &conf, e);
+	if (rc)
+		return rc;
+	struct fs_start st = {conf, *patience};
+	rc = start(s, &st, e);
+	if (!rc && command) {
+		snprintf(s->command, sizeof(s->command), "%s", command);
+		rc = open_channel(s, &st, e);
+	}
+	free(conf);
+	if (rc)
+		fs_ssh_close(s);
+	else
+		*out = s;
+	return rc;
 }
 
 int fs_ssh_connect(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg),
         void *arg, struct fs_ssh **out, struct fs_errbuf *e)
 {
-	struct fs_ssh_conf *conf = malloc(sizeof(*conf));
-	struct fs_ssh *s = calloc(1, sizeof(*s));
-	int rc = conf && s ? fs_ssh_conf_load(o, conf, e) : fs_fail(e, FS_ENOMEM, "out of memory");
-	if (!rc) {
-		const struct fs_ssh_target *t = &conf->target;
-		s->fd = -1;
-		snprintf(s->label, sizeof(s->label), "%s@%s:%d", t->user, t->hostname, t->port);
-		snprintf(s->command, sizeof(s->command), "%s", o->command ? o->command : "farsight-agent");
-		struct fs_start st = {conf, {deadline, wake_fd, cancelled, arg}};
-		rc = start(s, &st, e);
-		s->maybe_more = true;
-		if (rc) {
-			fs_ssh_close(s);
-			s = NULL;
-		}
-	}
-	free(conf);
+	return connect_to(o, o->command ? o->command : "farsight-agent",
+	        &(struct fs_patience){deadline, wake_fd, cancelled, arg}, out, e);
+}
+
+int fs_ssh_open(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg),
+        void *arg, struct fs_ssh **out, struct fs_errbuf *e)
+{
+	return connect_to(o, NULL, &(struct fs_patience){deadline, wake_fd, cancelled, arg}, out, e);
+}
+
+int fs_ssh_host_key(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg),
+        void *arg, struct fs_ssh_host_key *out, struct fs_errbuf *e)
+{
+	struct fs_ssh_conf *conf;
+	struct fs_ssh *s;
+	struct fs_known_hosts *k = NULL;
+	int rc = create(o, &s, &conf, e);
 	if (rc)
-		free(s);
-	else
-		*out = s;
+		return rc;
+	struct fs_start st = {conf, {deadline, wake_fd, cancelled, arg}};
+	rc = greet(s, &st, &k, e);
+	if (!rc) {
+		size_t n = 0;
+		const char *blob = libssh2_session_hostkey(s->ls, &n, &(int){0});
+		bool unknown = blob && fs_kh_check(k, (const uint8_t *)blob, n, NULL, 0) == FS_KH_UNKNOWN;
+		if (!unknown)
+			rc = check_host_key(s, &st, k, e);
+		if (!rc)
+			rc = fs_ssh_host_key_of(conf, (const uint8_t *)blob, n, !unknown, out, e);
+	}
+	fs_kh_free(k);
+	free(conf);
+	fs_ssh_close(s);
 	return rc;
+}
+
+int fs_ssh_exec(struct fs_ssh *s, const char *command, const struct fs_patience *p, struct fs_errbuf *e)
+{
+	struct fs_start st = {NULL, *p};
+	FS_ASSERT(!s->ch);
+	s->write_owes = s->read_owes = false;
+	s->pinned = NULL;
+	s->maybe_more = true;
+	snprintf(s->command, sizeof(s->command), "%.60s", command);
+	s->long_command = command;
+	int rc = open_channel(s, &st, e);
+	s->long_command = NULL;
+	return rc;
+}
+
+/* After the end of the output. */
+int fs_ssh_exec_end(struct fs_ssh *s, const struct fs_patience *p, int *status, struct fs_errbuf *e)
+{
+	struct fs_start st = {NULL, *p};
+	int rc, w;
+	while ((rc = libssh2_channel_wait_closed(s->ch)) == LIBSSH2_ERROR_EAGAIN)
+		if ((w = wait_step(s, &st, "waiting for the end of a command", e)))
+			return w;
+	if (rc)
+		return fs_fail(e, FS_EUNAVAILABLE, "the connection to %s broke: %s", s->label, last_error(s));
+	char *sig = NULL;
+	libssh2_channel_get_exit_signal(s->ch, &sig, NULL, NULL, NULL, NULL, NULL);
+	*status = sig ? 255 : libssh2_channel_get_exit_status(s->ch);
+	if (sig)
+		libssh2_free(s->ls, sig);
+	while ((rc = libssh2_channel_free(s->ch)) == LIBSSH2_ERROR_EAGAIN)
+		if ((w = wait_step(s, &st, "closing a channel", e)))
+			return w;
+	s->ch = NULL;
+	return rc ? fs_fail(e, FS_EUNAVAILABLE, "the connection to %s broke: %s", s->label, last_error(s))
+	          : FS_OK;
+}
+
+int fs_ssh_send_eof(struct fs_ssh *s, const struct fs_patience *p, struct fs_errbuf *e)
+{
+	struct fs_start st = {NULL, *p};
+	int rc;
+	while ((rc = libssh2_channel_send_eof(s->ch)) == LIBSSH2_ERROR_EAGAIN) {
+		int w = wait_step(s, &st, "ending the input of a command", e);
+		if (w)
+			return w;
+	}
+	s->maybe_more = true;
+	/* a command that has ended takes no more input */
+	return rc && rc != LIBSSH2_ERROR_CHANNEL_CLOSED
+	               ? fs_fail(e, FS_EUNAVAILABLE, "the connection to %s broke: %s", s->label,
+	                         last_error(s))
+	               : FS_OK;
 }
 
 void fs_ssh_close(struct fs_ssh *s)

@@ -24,6 +24,7 @@ struct fs_ssh_opts {
 	const char *known_hosts; /* NULL = UserKnownHostsFile or ~/.ssh/known_hosts, then
 	                            /etc/ssh/ssh_known_hosts */
 	const char *command;     /* what the channel executes; NULL = "farsight-agent" */
+	bool only_identity;      /* no key but identity is offered */
 };
 
 /* What the name came to mean; for messages and tests. */
@@ -67,5 +68,51 @@ size_t fs_ssh_unsent(const struct fs_ssh *s);
  * to write. Returns at once while output may lie queued, that is until fs_ssh_read has returned 0 after the
  * last write or read of stderr, and while stderr lies queued: read both. Negative on poll failure. */
 int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline);
+
+/* ---- setting a host up: its key before it is trusted, and one command after another over one session ----
+ */
+
+struct fs_ssh_host_key {
+	bool known;                     /* the known_hosts files hold it: fs_ssh_connect takes it */
+	char type[64], fingerprint[64]; /* "ssh-ed25519", "SHA256:..." */
+	char file[512];                 /* where fs_ssh_pin writes it */
+	char line[4096];                /* what it writes, without newline */
+};
+/* Asks the host for its key and hangs up. FS_EAUTH, with the text of fs_ssh_connect, when the known_hosts
+ * files speak against it: changed, revoked, of another type. Patience as for fs_ssh_connect. */
+int fs_ssh_host_key(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg),
+        void *arg, struct fs_ssh_host_key *out, struct fs_errbuf *e);
+/* Appends the line to the file, making both folder (0700) and file (0600). Only after somebody has
+ * agreed. */
+int fs_ssh_pin(const struct fs_ssh_host_key *k, struct fs_errbuf *e);
+
+/* As fs_ssh_connect, without a command: for fs_ssh_run and fs_ssh_close alone. */
+int fs_ssh_open(const struct fs_ssh_opts *o, int64_t deadline, int wake_fd, bool (*cancelled)(void *arg),
+        void *arg, struct fs_ssh **out, struct fs_errbuf *e);
+
+struct fs_ssh_run {
+	const char *command; /* for the user's shell there; values in it go through fs_ssh_quote */
+	/* its stdin: bytes, or input_n bytes of a file from its current place on; input_fd is looked at when
+	 * input is NULL and input_n is not 0 */
+	const void *input;
+	int input_fd;
+	uint64_t input_n;
+	struct fs_buf *out;                  /* its stdout; FS_ELIMIT when there is more; NULL: dropped */
+	struct fs_buf *err;                  /* its stderr; what does not fit is dropped; NULL: all of it */
+	void (*sent)(void *arg, uint64_t n); /* input handed on so far; may be NULL */
+	void (*heard)(void *arg, const char *bytes, size_t n); /* stdout as it comes; may be NULL */
+	void *arg;
+	int64_t idle_ms; /* FS_ETIMEOUT when nothing moved for so long; 0 = the deadline alone */
+	int64_t deadline;
+	int wake_fd; /* these three as for fs_ssh_connect */
+	bool (*cancelled)(void *arg);
+	void *cancelled_arg;
+};
+/* Runs one command to its end. FS_OK: it ended, *status (255: killed). Afterwards the next may run; after an
+ * error the session is good for fs_ssh_close alone. */
+int fs_ssh_run(struct fs_ssh *s, const struct fs_ssh_run *r, int *status, struct fs_errbuf *e);
+/* Appends a space and the value, quoted for any POSIX shell. FS_EINVAL when it holds a newline or other
+ * control characters. */
+int fs_ssh_quote(struct fs_buf *b, const char *value, struct fs_errbuf *e);
 
 #endif
