@@ -114,4 +114,21 @@ const struct fs_gguf_tensor *fs_gguf_tensor_at(const struct fs_gguf *g, size_t i
 int fs_gguf_need(const struct fs_gguf *g, const char *name, int64_t ne0, int64_t ne1,
         const struct fs_gguf_tensor **out, struct fs_errbuf *e);
 
+/* ---- stubs: what a model says of itself, without its weights ---- */
+
+struct fs_gguf_stub_info {
+	size_t n_keys, n_tensors;
+	uint64_t bytes_in, bytes_out; /* of the file that was read, of the one that was written */
+};
+/*
+ * Writes a stub of a text model: all metadata and its vocabulary as they are, and its tensor table with every
+ * tensor cut to one f32, at consecutive aligned offsets. split.no is 0 and split.count 1: of a split model
+ * the first part is read alone. Readers that want vocabulary and sizes only take it for the model. The file
+ * appears whole or not at all (a file of that name is replaced), and only metadata and table of the model are
+ * read. It refuses: later parts, files without a vocabulary, and to write over the model or over anything but
+ * a regular file. info may be NULL.
+ */
+int fs_gguf_write_stub(
+        const char *model, const char *stub, struct fs_gguf_stub_info *info, struct fs_errbuf *e);
+
 #endif

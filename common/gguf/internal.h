@@ -6,6 +6,8 @@
 
 #include "common/gguf/gguf.h"
 
+#include <stdio.h>
+
 /* Limits on what a file may announce; far above any model that exists. */
 #define GGUF_MAX_KV 65536
 #define GGUF_MAX_TENSORS 262144
@@ -58,6 +60,11 @@ struct fs_gguf {
 	struct fs_gguf_tensor **by_name;
 	size_t n_tensors;
 };
+
+/* As fs_gguf_open; without siblings, the other parts of a split model are left alone. */
+int gguf_open(struct fs_gguf **out, const char *path, bool siblings, struct fs_errbuf *e);
+/* The stub of g's first part, to the end of f; the caller looks at ferror. */
+int gguf_stub(const struct fs_gguf *g, FILE *f, struct fs_gguf_stub_info *info, struct fs_errbuf *e);
 
 /* Bytes of a value of fixed size; 0 for strings, arrays and unknown types. */
 size_t gguf_value_size(int32_t type);

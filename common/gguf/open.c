@@ -161,7 +161,7 @@ static int index_tensors(struct fs_gguf *g, struct fs_errbuf *e)
 	return FS_OK;
 }
 
-int fs_gguf_open(struct fs_gguf **out, const char *path, struct fs_errbuf *e)
+int gguf_open(struct fs_gguf **out, const char *path, bool siblings, struct fs_errbuf *e)
 {
 	struct fs_gguf *g = calloc(1, sizeof(*g));
 	int err;
@@ -174,7 +174,7 @@ int fs_gguf_open(struct fs_gguf **out, const char *path, struct fs_errbuf *e)
 		err = fs_fail(e, FS_ENOMEM, "no memory");
 	else
 		err = open_part(g, path, e);
-	if (err == FS_OK)
+	if (err == FS_OK && siblings)
 		err = open_siblings(g, path, e);
 	if (err == FS_OK)
 		err = index_tensors(g, e);
@@ -184,6 +184,11 @@ int fs_gguf_open(struct fs_gguf **out, const char *path, struct fs_errbuf *e)
 	}
 	*out = g;
 	return FS_OK;
+}
+
+int fs_gguf_open(struct fs_gguf **out, const char *path, struct fs_errbuf *e)
+{
+	return gguf_open(out, path, true, e);
 }
 
 void fs_gguf_close(struct fs_gguf *g)

@@ -149,6 +149,23 @@ int fs_rows_write_file(
 	return err != FS_OK ? err : write_file(path, s, rows, bytes, e);
 }
 
+int fs_rows_replace_file(
+        const char *path, const struct fs_rows_shape *s, const float *rows, struct fs_errbuf *e)
+{
+	char *temp;
+	int err;
+
+	if (asprintf(&temp, "%s.%ld.part", path, (long)getpid()) < 0)
+		return fs_fail(e, FS_ENOMEM, "no memory");
+	err = fs_rows_write_file(temp, s, rows, e);
+	if (err == FS_OK && rename(temp, path) != 0) {
+		err = fs_fail_errno(e, FS_EIO, "cannot write %s", path);
+		unlink(temp);
+	}
+	free(temp);
+	return err;
+}
+
 int fs_rows_write_file_f16(
         const char *path, const struct fs_rows_shape *s, const uint16_t *rows, struct fs_errbuf *e)
 {

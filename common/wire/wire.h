@@ -37,6 +37,10 @@ int fs_rows_write_file(
 /* The same with IEEE halves, as answer to dtype=f16. */
 int fs_rows_write_file_f16(
         const char *path, const struct fs_rows_shape *s, const uint16_t *rows, struct fs_errbuf *e);
+/* As fs_rows_write_file, but a file of that name is whole at any time: the new one is written beside it and
+ * renamed. */
+int fs_rows_replace_file(
+        const char *path, const struct fs_rows_shape *s, const float *rows, struct fs_errbuf *e);
 /* Reads and checks all of it, finiteness included; *rows is malloc'd, [n_tokens][n_embd]. */
 int fs_rows_read_file(const char *path, struct fs_rows_shape *s, float **rows, struct fs_errbuf *e);
 /* FS_EFORMAT naming the first element that is NaN or infinite. */
