@@ -6,12 +6,13 @@
  * f16.
  *
  * Arguments (others are ignored): --extended, --embd N (8), --rows NXxNY (2x2), --log FILE, --ready-delay-ms
- * N,
+ * N, --noise (rows are drawn from a generator that all bytes of the picture seed: multiples of 1/256),
+ * --control FILE (its words, while it is there, are for every picture),
  * --mute (never READY), --exit N (before READY, with words on stderr), --start-err TEXT, --fail-once FILE
  * (exits before READY unless FILE exists, and makes it), --child (a second process of its group), --stubborn
  * (ignores TERM, QUIT and EOF). A picture that holds "FAKE " tells by the words after it what this answer
- * alone does: delay=MS rows=NXxNY embd=N hang die nonsense longline nan err=WORD norows short twice deaf
- * (CANCEL is not read).
+ * alone does: delay=MS rows=NXxNY embd=N hang die nonsense longline nan err=WORD norows short twice grow
+ * (takes memory until it is killed) deaf (CANCEL is not read).
  */
 #include <errno.h>
 #include <math.h>
@@ -27,14 +28,15 @@
 #include <unistd.h>
 
 static struct {
-	bool extended, mute, child, stubborn;
+	bool extended, mute, child, stubborn, noise;
 	int embd, nx, ny, ready_delay, exit_code;
-	const char *log, *start_err, *fail_once;
+	const char *log, *start_err, *fail_once, *control;
 } opt = {.embd = 8, .nx = 2, .ny = 2, .exit_code = -1};
 
 struct answer {
 	int delay, nx, ny, embd;
-	bool hang, die, nonsense, longline, nan, norows, shorter, twice, deaf;
+	bool hang, die, nonsense, longline, nan, norows, shorter, twice, deaf, grow;
+	uint64_t seed; /* FNV-1a of the picture's bytes */
 	char err[64];
 };
 
@@ -120,7 +122,7 @@ static void take_word(struct answer *a, const char *w)
 		bool *flag;
 	} flags[] = {{"hang", &a->hang}, {"die", &a->die}, {"nonsense", &a->nonsense},
 	        {"longline", &a->longline}, {"nan", &a->nan}, {"norows", &a->norows}, {"short", &a->shorter},
-	        {"twice", &a->twice}, {"deaf", &a->deaf}};
+	        {"twice", &a->twice}, {"deaf", &a->deaf}, {"grow", &a->grow}};
 	for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++)
 		if (!strcmp(flags[i].name, w))
 			*flags[i].flag = true;
@@ -134,11 +136,29 @@ static void take_word(struct answer *a, const char *w)
 		exit(2);
 }
 
+static void take_words(struct answer *a, char *text)
+{
+	char *save = NULL;
+	for (char *w = strtok_r(text, " \n", &save); w; w = strtok_r(NULL, " \n", &save))
+		take_word(a, w);
+}
+
+static void read_control(struct answer *a)
+{
+	char text[512];
+	FILE *f = opt.control ? fopen(opt.control, "r") : NULL;
+	if (!f)
+		return;
+	text[fread(text, 1, sizeof(text) - 1, f)] = 0;
+	fclose(f);
+	take_words(a, text);
+}
+
 /* The picture's sum of bytes; its words when it has some. */
 static int read_picture(const char *path, struct answer *a, long *size)
 {
 	static unsigned char bytes[1 << 20];
-	char text[512], *save = NULL;
+	char text[512];
 	int sum = 0;
 	size_t n;
 	FILE *f = fopen(path, "rb");
@@ -153,11 +173,12 @@ static int read_picture(const char *path, struct answer *a, long *size)
 				keep = sizeof(text) - 1;
 			memcpy(text, words, keep);
 			text[keep] = 0;
-			for (char *w = strtok_r(text, " \n", &save); w; w = strtok_r(NULL, " \n", &save))
-				take_word(a, w);
+			take_words(a, text);
 		}
-		for (size_t i = 0; i < n; i++)
+		for (size_t i = 0; i < n; i++) {
 			sum = (sum + bytes[i]) % 256;
+			a->seed = (a->seed ^ bytes[i]) * 0x100000001b3;
+		}
 		*size += (long)n;
 	}
 	fclose(f);
@@ -176,7 +197,17 @@ static uint16_t half_of(float x)
 	return (uint16_t)(((e - 1 + 15) << 10) + (int)((m * 2 - 1) * 1024));
 }
 
-static void write_rows(const char *path, const struct answer *a, int sum, bool f16)
+/* Element k: splitmix64 from the picture's seed. */
+static float noise(const struct answer *a, size_t k)
+{
+	uint64_t z = a->seed + (k + 1) * 0x9e3779b97f4a7c15;
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+	z = (z ^ z >> 27) * 0x94d049bb133111eb;
+	return (float)((z ^ z >> 31) >> 56) / 256;
+}
+
+/* false: the disk is full. */
+static bool write_rows(const char *path, const struct answer *a, int sum, bool f16)
 {
 	int32_t head[5] = {0x31455653, a->nx * a->ny, a->nx, a->ny, a->embd};
 	size_t n = (size_t)head[1] * (size_t)a->embd, size = f16 ? 2 : 4;
@@ -185,16 +216,33 @@ static void write_rows(const char *path, const struct answer *a, int sum, bool f
 	if (!out || !f)
 		exit(3);
 	for (size_t k = 0; k < n; k++) {
-		float x = (float)(k % 8) + (float)sum / 256;
+		float x = opt.noise ? noise(a, k) : (float)(k % 8) + (float)sum / 256;
 		if (a->nan && k == n - 1)
 			x = NAN;
 		uint16_t h = half_of(x);
 		memcpy(out + k * size, f16 ? (void *)&h : (void *)&x, size);
 	}
-	fwrite(head, sizeof(head), 1, f);
-	fwrite(out, size, a->shorter ? n - 1 : n, f);
-	fclose(f);
+	if (a->shorter)
+		n--;
+	bool ok = fwrite(head, sizeof(head), 1, f) == 1 && fwrite(out, size, n, f) == n;
 	free(out);
+	if (fclose(f))
+		ok = false;
+	if (!ok)
+		unlink(path);
+	return ok;
+}
+
+_Noreturn static void grow(void)
+{
+	const size_t piece = 8 << 20;
+	note("grow");
+	for (;;) {
+		char *p = malloc(piece);
+		if (!p)
+			abort();
+		memset(p, 1, piece);
+	}
 }
 
 /* true when the order was cancelled. */
@@ -224,7 +272,7 @@ static bool work(const struct answer *a)
 
 static void encode(char *order)
 {
-	struct answer a = {.nx = opt.nx, .ny = opt.ny, .embd = opt.embd};
+	struct answer a = {.nx = opt.nx, .ny = opt.ny, .embd = opt.embd, .seed = 0xcbf29ce484222325};
 	bool f16 = false;
 	char min_max[64] = "";
 	long size = 0;
@@ -237,6 +285,7 @@ static void encode(char *order)
 			        (int)strcspn(paths, " "), paths);
 		paths = strchr(paths, ' ') + 1;
 	}
+	read_control(&a);
 	int sum = read_picture(paths, &a, &size);
 	note("enc %ld %d %s", size, sum, f16 ? "f16" : "f32");
 	note("file %s", paths);
@@ -250,6 +299,8 @@ static void encode(char *order)
 		say("ERR cancelled");
 		return;
 	}
+	if (a.grow)
+		grow();
 	if (a.die) {
 		note("die");
 		raise(SIGKILL);
@@ -268,8 +319,10 @@ static void encode(char *order)
 		fflush(stdout);
 		return;
 	}
-	if (!a.norows)
-		write_rows(space + 1, &a, sum, f16);
+	if (!a.norows && !write_rows(space + 1, &a, sum, f16)) {
+		say("ERR cannot write %s: %s", space + 1, strerror(errno));
+		return;
+	}
 	say("OK %d %d %d 1.5", a.nx * a.ny, a.nx, a.ny);
 	if (a.twice)
 		say("OK %d %d %d 1.5", a.nx * a.ny, a.nx, a.ny);
@@ -322,6 +375,7 @@ static void parse(int argc, char **argv)
 		opt.mute |= !strcmp(a, "--mute");
 		opt.child |= !strcmp(a, "--child");
 		opt.stubborn |= !strcmp(a, "--stubborn");
+		opt.noise |= !strcmp(a, "--noise");
 		if (!strcmp(a, "--embd"))
 			opt.embd = atoi(v);
 		else if (!strcmp(a, "--rows") && sscanf(v, "%dx%d", &opt.nx, &opt.ny) != 2)
@@ -336,6 +390,8 @@ static void parse(int argc, char **argv)
 			opt.start_err = v;
 		else if (!strcmp(a, "--fail-once"))
 			opt.fail_once = v;
+		else if (!strcmp(a, "--control"))
+			opt.control = v;
 	}
 }
 
