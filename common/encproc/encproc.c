@@ -3,7 +3,7 @@
  * states. The line protocol is docs/PROTOCOL.md's; an answer that does not follow it ends the encoder, since
  * nothing after it could be matched to a picture.
  */
-#include "common/encproc/encproc.h"
+#include "common/encproc/launch.h"
 
 #include "common/gguf/gguf.h"
 
@@ -18,7 +18,8 @@
 #define EXIT_MS 1000          /* from the end of its output to its own */
 #define BACKOFF_MAX_S 60
 #define HURRY_MS 1000
-#define ARGV_MAX (FS_ENCPROC_ARGS_MAX + 16)
+#define LONG_AGO_S 10 /* a failure so long ago tells nothing about the next start */
+#define STEADY_S 600  /* who was ready for so long has its earlier failures forgiven */
 
 static void close_fd(int *fd)
 {
@@ -66,63 +67,31 @@ void fs_encproc_finish(struct fs_encproc *p)
 
 /* ---- start ---- */
 
-struct argv {
-	const char *v[ARGV_MAX];
-	size_t n;
-	char numbers[3][16];
-	size_t n_numbers;
-};
-
-static void arg(struct argv *a, const char *s)
-{
-	FS_ASSERT(a->n + 1 < ARGV_MAX);
-	a->v[a->n++] = s;
-	a->v[a->n] = NULL;
-}
-
-static void number_arg(struct argv *a, const char *name, int32_t value)
-{
-	if (value <= 0)
-		return;
-	char *s = a->numbers[a->n_numbers++];
-	snprintf(s, sizeof(a->numbers[0]), "%d", value);
-	arg(a, name);
-	arg(a, s);
-}
-
-static void build_argv(struct argv *a, const struct fs_encproc_opts *o)
-{
-	*a = (struct argv){0};
-	arg(a, o->program);
-	arg(a, "--mmproj");
-	arg(a, o->mmproj);
-	if (o->model && *o->model) {
-		arg(a, "--model");
-		arg(a, o->model);
-	}
-	if (o->gpu)
-		arg(a, "--gpu");
-	number_arg(a, "--threads", o->threads);
-	number_arg(a, "--max-tokens", o->max_tokens);
-	number_arg(a, "--min-tokens", o->min_tokens);
-	if (o->extended)
-		arg(a, "--extended");
-	for (size_t i = 0; o->args && o->args[i]; i++)
-		arg(a, o->args[i]);
-}
-
 static void back_off(struct fs_encproc *p)
 {
 	int seconds = p->failures > 6 ? BACKOFF_MAX_S : FS_MIN(BACKOFF_MAX_S, 1 << (p->failures - 1));
 	fs_warn("encoder: %s; next start in %d s", p->cause, seconds);
+	p->failed_at = fs_now();
 	set_state(p, FS_ENC_BACKOFF, fs_deadline_ms(seconds * 1000LL));
+}
+
+/* The process is gone, or is being ended, although it was needed. */
+static void count_failure(struct fs_encproc *p)
+{
+	p->start_failed = p->state == FS_ENC_STARTING;
+	if (!p->start_failed && p->ready_since && fs_now() - p->ready_since >= STEADY_S * FS_SEC)
+		p->failures = 0;
+	p->failures++;
+	p->retry = true;
 }
 
 static void start(struct fs_encproc *p)
 {
-	struct argv a;
+	struct fs_launch l;
 	struct fs_errbuf e;
-	build_argv(&a, &p->o);
+	if (p->renew)
+		p->o = p->next;
+	p->renew = false;
 	p->asleep = p->cancelling = p->late_cancel = p->retry = false;
 	p->last_words[0] = 0;
 	p->failures_before = 0;
@@ -130,7 +99,13 @@ static void start(struct fs_encproc *p)
 	fs_buf_clear(&p->out);
 	fs_buf_clear(&p->err);
 	p->starts++;
-	if (fs_child_start(&p->child, a.v, NULL, true, p->o.die_with_parent, &e)) {
+	p->ready_since = 0;
+	p->oom_kills = fs_launch_oom_kills();
+	int rc = fs_launch_init(&l, &p->o, &e);
+	if (rc == FS_OK)
+		rc = fs_child_start(&p->child, l.argv, l.env, true, p->o.die_with_parent, &e);
+	fs_launch_finish(&l);
+	if (rc) {
 		p->start_failed = true;
 		p->failures++;
 		snprintf(p->cause, sizeof(p->cause), "%.250s", e.text);
@@ -175,9 +150,7 @@ static void fail(struct fs_encproc *p, int err, const char *fmt, ...)
 	va_end(ap);
 	make_printable(p->cause);
 	end_order(p, err, NULL, p->cause);
-	p->start_failed = p->state == FS_ENC_STARTING;
-	p->failures++;
-	p->retry = true;
+	count_failure(p);
 	p->next_signal = SIGTERM;
 	close_fd(&p->child.in);
 	set_state(p, FS_ENC_ENDING, FS_NEVER);
@@ -202,9 +175,13 @@ static void dismiss(struct fs_encproc *p)
 
 static void tell_exit(const struct fs_encproc *p, int status, char *out, size_t cap)
 {
-	const char *colon = p->last_words[0] ? ": " : "";
+	const char *colon = p->last_words[0] ? ": " : "", *why = "";
+	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+		why = fs_launch_oom_kills() > p->oom_kills
+		              ? " (out of memory: the kernel took it back)"
+		              : " (killed from outside; the kernel does so when memory runs out)";
 	if (WIFSIGNALED(status))
-		snprintf(out, cap, "the encoder was ended by signal %d%s%s", WTERMSIG(status), colon,
+		snprintf(out, cap, "the encoder was ended by signal %d%s%s%s", WTERMSIG(status), why, colon,
 		        p->last_words);
 	else
 		snprintf(out, cap, "the encoder ended with status %d%s%s", WEXITSTATUS(status), colon,
@@ -221,9 +198,7 @@ static void gone(struct fs_encproc *p)
 	if (p->state != FS_ENC_ENDING) {
 		tell_exit(p, status, p->cause, sizeof(p->cause));
 		make_printable(p->cause);
-		p->start_failed = p->state == FS_ENC_STARTING;
-		p->failures++;
-		p->retry = true;
+		count_failure(p);
 		end_order(p, FS_EUNAVAILABLE, NULL, p->cause);
 	}
 	if (p->wanted && p->retry) {
@@ -248,6 +223,10 @@ static bool has_exited(const struct fs_encproc *p)
 static void rest(struct fs_encproc *p)
 {
 	int32_t idle = p->o.idle_s;
+	if (p->renew) {
+		dismiss(p);
+		return;
+	}
 	set_state(p, FS_ENC_READY, idle ? fs_deadline_ms(idle * 1000LL) : FS_NEVER);
 }
 
@@ -280,8 +259,48 @@ void fs_encproc_wake(struct fs_encproc *p)
 
 void fs_encproc_hurry(struct fs_encproc *p)
 {
+	if (p->state != FS_ENC_BACKOFF)
+		return;
+	if (fs_now() - p->failed_at >= LONG_AGO_S * FS_SEC) {
+		p->failures = 0;
+		p->deadline = fs_now();
+	}
+	p->deadline = FS_MIN(p->deadline, fs_deadline_ms(HURRY_MS));
+}
+
+void fs_encproc_renew(struct fs_encproc *p, const struct fs_encproc_opts *o)
+{
+	p->next = *o;
+	p->renew = true;
+	p->start_failed = false;
+	p->failures = 0;
 	if (p->state == FS_ENC_BACKOFF)
-		p->deadline = FS_MIN(p->deadline, fs_deadline_ms(HURRY_MS));
+		p->deadline = fs_now();
+	else if (p->state == FS_ENC_STARTING || p->state == FS_ENC_READY)
+		dismiss(p);
+}
+
+void fs_encproc_adjust(struct fs_encproc *p, const struct fs_encproc_opts *o)
+{
+	*(p->renew ? &p->next : &p->o) = *o;
+	if (p->state == FS_ENC_READY)
+		rest(p);
+}
+
+void fs_encproc_adopt(
+        struct fs_encproc *p, const struct fs_child *c, const struct fs_ready *facts, uint64_t starts)
+{
+	FS_ASSERT(p->state == FS_ENC_ABSENT && !p->wanted);
+	p->facts = *facts;
+	p->have_facts = p->wanted = true;
+	p->starts = starts;
+	p->asleep = c->pid == 0;
+	if (p->asleep)
+		return;
+	p->child = *c;
+	p->ready_since = fs_now();
+	p->oom_kills = fs_launch_oom_kills();
+	rest(p);
 }
 
 static void flush(struct fs_encproc *p)
@@ -355,6 +374,7 @@ static void take_ready(struct fs_encproc *p, const struct fs_reply *r)
 	if (!p->facts.fingerprint[0])
 		read_fingerprint(p, p->facts.fingerprint);
 	p->have_facts = true;
+	p->ready_since = fs_now();
 	p->start_failed = false;
 	p->cause[0] = 0;
 	fs_info("encoder: ready, %d wide, device \"%s\", model %s", p->facts.n_embd, p->facts.device,

@@ -22,6 +22,7 @@ struct fs_encproc_opts { /* strings and args are borrowed for as long as the enc
 	const char *program, *mmproj;
 	const char *model;    /* NULL or "" = not told */
 	char *const *args;    /* further ones, NULL-terminated, at most FS_ENCPROC_ARGS_MAX; NULL = none */
+	char cuda_devices[8]; /* its CUDA_VISIBLE_DEVICES, in PCI bus order; "" = ours */
 	bool gpu;             /* --gpu */
 	bool extended;        /* it speaks the extended protocol */
 	bool on_demand;       /* started by fs_encproc_wake alone, after a failure too */
@@ -63,6 +64,8 @@ struct fs_encproc {
 	bool cancelling;   /* the order under way is wanted by nobody */
 	bool late_cancel;  /* a CANCEL crossed an answer; one more "ERR cancelled" may come */
 	bool retry;        /* what is ending now ends by failure: back off, then start again */
+	bool renew;        /* the next start is with other options */
+	struct fs_encproc_opts next;
 	struct fs_ready facts;
 	char cause[256];      /* of the last failure; "" when none since READY */
 	char last_words[160]; /* its last line on stderr */
@@ -71,12 +74,18 @@ struct fs_encproc {
 	uint64_t starts;      /* for status */
 	int64_t deadline;     /* of the state: READY line, answer, next signal, next start, going to sleep */
 	int64_t cancel_deadline;
-	int next_signal;       /* in ENDING */
-	struct fs_buf in, out; /* its stdout not yet parsed; orders not yet written */
-	struct fs_buf err;     /* its stderr up to the next newline */
+	int64_t ready_since, failed_at; /* 0 = not yet */
+	uint64_t oom_kills;             /* of the machine, before the start */
+	int next_signal;                /* in ENDING */
+	struct fs_buf in, out;          /* its stdout not yet parsed; orders not yet written */
+	struct fs_buf err;              /* its stderr up to the next newline */
 };
 
 void fs_encproc_init(struct fs_encproc *p, const struct fs_encproc_opts *o, fs_encproc_done *done, void *arg);
+/* After init: takes over a process that was READY, from an earlier program of this process; c->pid 0: one
+ * that sleeps. */
+void fs_encproc_adopt(
+        struct fs_encproc *p, const struct fs_child *c, const struct fs_ready *facts, uint64_t starts);
 /* Ends the child and waits for it, at most about twice stop_grace_ms. */
 void fs_encproc_finish(struct fs_encproc *p);
 
@@ -88,8 +97,14 @@ int fs_encproc_encode(struct fs_encproc *p, const struct fs_order *order, struct
 void fs_encproc_cancel(struct fs_encproc *p);
 /* Starts an encoder that sleeps, and puts off the sleep of one that is there. */
 void fs_encproc_wake(struct fs_encproc *p);
-/* Somebody new needs it: a back-off ends within a second. */
+/* Somebody new needs it: a back-off ends within a second; at once, and its count begins anew, when the
+ * failure is long ago. */
 void fs_encproc_hurry(struct fs_encproc *p);
+/* Other options, whose strings may lie where the old ones did: a process that is there ends when it has no
+ * order, and the next one starts with them. */
+void fs_encproc_renew(struct fs_encproc *p, const struct fs_encproc_opts *o);
+/* Other times alone, for the process that is there. */
+void fs_encproc_adjust(struct fs_encproc *p, const struct fs_encproc_opts *o);
 /* What it said last (READY, or an OK that was taken as good) was wrong: it is ended, as after any failure. */
 void fs_encproc_fault(struct fs_encproc *p, const char *text);
 
@@ -115,8 +130,17 @@ struct fs_spool {
 /* In /dev/shm when it has room, else in $TMPDIR or /tmp. Removes what dead processes of this user left there.
  */
 int fs_spool_init(struct fs_spool *s, struct fs_errbuf *e);
+/* The same in a folder that is named. */
+int fs_spool_init_at(struct fs_spool *s, const char *root, struct fs_errbuf *e);
+/* A second one on another file system that has so many bytes free; FS_ENOTFOUND when there is none. */
+int fs_spool_init_beside(
+        struct fs_spool *s, const struct fs_spool *other, uint64_t bytes, struct fs_errbuf *e);
+/* Bytes that still fit; 0 when it can not be told. */
+uint64_t fs_spool_room(const struct fs_spool *s);
 /* Removes the folder and all in it. */
 void fs_spool_finish(struct fs_spool *s);
+/* The path for an answer alone. */
+void fs_spool_rows(struct fs_spool *s, char rows[FS_SPOOL_PATH]);
 /* A new picture file, 0600, open for writing; rows is the path for its answer (not made). */
 int fs_spool_picture(struct fs_spool *s, char picture[FS_SPOOL_PATH], char rows[FS_SPOOL_PATH], int *fd,
         struct fs_errbuf *e);

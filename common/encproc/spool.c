@@ -13,6 +13,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#define MEMORY_ROOT "/dev/shm"
 #define ROOM_WANTED ((uint64_t)512 << 20)
 
 static void folder_prefix(char *out, size_t cap)
@@ -85,24 +86,59 @@ static int make_folder(struct fs_spool *s, const char *root, struct fs_errbuf *e
 	return fs_fail(e, FS_EIO, "can not lock a folder in %s", root);
 }
 
-static bool has_room(const char *root)
+static uint64_t room_in(const char *root)
 {
 	struct statvfs v;
-	return statvfs(root, &v) == 0 && (uint64_t)v.f_bavail * v.f_frsize >= ROOM_WANTED &&
-	       !access(root, W_OK);
+	return statvfs(root, &v) ? 0 : (uint64_t)v.f_bavail * v.f_frsize;
+}
+
+static bool has_room(const char *root, uint64_t bytes)
+{
+	return room_in(root) >= bytes && !access(root, W_OK);
+}
+
+/* A path with a blank would not fit the line protocol. */
+static const char *temporary_root(void)
+{
+	const char *tmp = getenv("TMPDIR");
+	return tmp && tmp[0] == '/' && !strpbrk(tmp, " \t\r\n") ? tmp : "/tmp";
+}
+
+int fs_spool_init_at(struct fs_spool *s, const char *root, struct fs_errbuf *e)
+{
+	*s = (struct fs_spool){.lock_fd = -1};
+	if (strpbrk(root, " \t\r\n"))
+		return fs_fail(e, FS_EINVAL, "the folder for pictures has a blank in its path: %s", root);
+	remove_stale(root);
+	return make_folder(s, root, e);
+}
+
+int fs_spool_init_beside(
+        struct fs_spool *s, const struct fs_spool *other, uint64_t bytes, struct fs_errbuf *e)
+{
+	const char *const roots[] = {MEMORY_ROOT, temporary_root()};
+	struct stat here, there;
+	*s = (struct fs_spool){.lock_fd = -1};
+	for (size_t i = 0; i < FS_ARRAY_LEN(roots); i++)
+		if (fstat(other->lock_fd, &here) == 0 && stat(roots[i], &there) == 0 &&
+		        here.st_dev != there.st_dev && has_room(roots[i], bytes))
+			return fs_spool_init_at(s, roots[i], e);
+	return fs_fail(e, FS_ENOTFOUND, "no other folder has room");
+}
+
+uint64_t fs_spool_room(const struct fs_spool *s)
+{
+	return s->lock_fd < 0 ? 0 : room_in(s->folder);
 }
 
 int fs_spool_init(struct fs_spool *s, struct fs_errbuf *e)
 {
-	const char *tmp = getenv("TMPDIR");
-	*s = (struct fs_spool){.lock_fd = -1};
-	if (!tmp || tmp[0] != '/' || strpbrk(tmp, " \t\r\n"))
-		tmp = "/tmp";
-	remove_stale("/dev/shm");
+	const char *tmp = temporary_root();
 	remove_stale(tmp);
-	if (has_room("/dev/shm") && make_folder(s, "/dev/shm", e) == FS_OK)
+	if (has_room(MEMORY_ROOT, ROOM_WANTED) && fs_spool_init_at(s, MEMORY_ROOT, e) == FS_OK)
 		return FS_OK;
-	return make_folder(s, tmp, e);
+	remove_stale(MEMORY_ROOT);
+	return fs_spool_init_at(s, tmp, e);
 }
 
 void fs_spool_finish(struct fs_spool *s)
@@ -112,6 +148,11 @@ void fs_spool_finish(struct fs_spool *s)
 	remove_folder(AT_FDCWD, s->folder, s->lock_fd);
 	close(s->lock_fd);
 	s->lock_fd = -1;
+}
+
+void fs_spool_rows(struct fs_spool *s, char rows[FS_SPOOL_PATH])
+{
+	snprintf(rows, FS_SPOOL_PATH, "%s/%" PRIu64 ".sve", s->folder, s->next++);
 }
 
 int fs_spool_picture(struct fs_spool *s, char picture[FS_SPOOL_PATH], char rows[FS_SPOOL_PATH], int *fd,
