@@ -125,7 +125,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	if (!opts.socket_path) {
-		int rc = fs_wd_socket_path(path, &e);
+		int rc = fs_wd_find_socket(path, &e);
 		if (rc) {
 			send_error(rc, e.text);
 			return 1;

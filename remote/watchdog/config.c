@@ -1,5 +1,5 @@
 /*
- * Settings of the watchdog: table, loading, help. Main thread, at the start. Refuses unknown keys (naming the
+ * Settings of the watchdog: table, loading, help. Loop thread. Refuses unknown keys (naming the
  * nearest known one), wrong types and values out of bounds; a file that is absent is an error that says what
  * to write into it.
  */
@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum key_type { KEY_PATH, KEY_BOOL, KEY_INT, KEY_AUTO_BOOL, KEY_ARGS, KEY_LEVEL };
@@ -60,6 +61,8 @@ static const struct key keys[] = {
                 "end an encoder without work for so long, start it again at the next picture; 0: never"},
         {"idle_exit_s", KEY_INT, AT(idle_exit_s), 60, 0, 604800,
                 "end the watchdog when it served nobody for so long (the next agent starts one); 0: never"},
+        {"spool", KEY_PATH, AT(spool), 0, 0, 0,
+                "folder for pictures and rows on their way; default: /dev/shm, else $TMPDIR or /tmp"},
         {"max_queue", KEY_INT, AT(max_queue), 64, 1, 1024, "pictures that one server may have waiting"},
         {"log_level", KEY_LEVEL, AT(log_level), FS_LOG_INFO, 0, 0, "error, warn, info or debug"},
 };
@@ -238,6 +241,32 @@ void fs_wd_config_finish(struct fs_wd_config *c)
 		free(c->encoder_args[i]);
 		c->encoder_args[i] = NULL;
 	}
+}
+
+int fs_wd_config_command(const struct fs_wd_config *c, struct fs_buf *out)
+{
+	fs_buf_clear(out);
+	int rc = fs_buf_printf(out, "%s\n%s\n%s\nextended %d gpu %d device %d threads %d tokens %d to %d",
+	        c->encoder, c->mmproj, c->model, c->extended, c->gpu, c->gpu_device, c->threads,
+	        c->min_tokens, c->max_tokens);
+	for (size_t i = 0; rc == FS_OK && c->encoder_args[i]; i++)
+		rc = fs_buf_printf(out, "\n%s", c->encoder_args[i]);
+	return rc;
+}
+
+int fs_wd_config_files(const struct fs_wd_config *c, struct fs_buf *out)
+{
+	const char *const paths[] = {c->encoder, c->mmproj, c->model};
+	int rc = FS_OK;
+	fs_buf_clear(out);
+	for (size_t i = 0; rc == FS_OK && i < FS_ARRAY_LEN(paths); i++) {
+		struct stat st = {0};
+		if (paths[i][0] && stat(paths[i], &st))
+			st = (struct stat){0};
+		rc = fs_buf_printf(out, "%llu:%llu:%lld.%09ld ", (unsigned long long)st.st_dev,
+		        (unsigned long long)st.st_ino, (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
+	}
+	return rc;
 }
 
 int fs_wd_config_default_path(char *out, size_t cap, struct fs_errbuf *e)

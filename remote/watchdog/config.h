@@ -1,6 +1,7 @@
 /*
- * The watchdog's settings, read once at the start from a JSON file. One table in config.c gives each key its
- * type, bounds, default and help; parsing, the check for unknown keys and --help-config all follow from it.
+ * The watchdog's settings, read from a JSON file at the start and again on SIGHUP. One table in config.c
+ * gives each key its type, bounds, default and help; parsing, the check for unknown keys and --help-config
+ * all follow from it.
  */
 #ifndef FS_WATCHDOG_CONFIG_H
 #define FS_WATCHDOG_CONFIG_H
@@ -11,7 +12,7 @@
 
 struct fs_wd_config {
 	/* Paths are absolute after loading; "" = not given. */
-	char mmproj[4096], model[4096], encoder[4096];
+	char mmproj[4096], model[4096], encoder[4096], spool[4096];
 	char *encoder_args[FS_WD_ARGS_MAX + 1]; /* owned; NULL-terminated */
 	int32_t extended;                       /* 1, 0, or -1 = by the encoder's file name */
 	bool gpu;
@@ -29,6 +30,10 @@ int fs_wd_config_default_path(char *out, size_t cap, struct fs_errbuf *e);
 /* FS_EINVAL with the file, the key and what is wrong; the strings of c are set only on FS_OK. */
 int fs_wd_config_load(struct fs_wd_config *c, const char *path, struct fs_errbuf *e);
 void fs_wd_config_finish(struct fs_wd_config *c);
+/* What an encoder is started with, as one text (cleared first): where two of them differ, it has to be
+ * started anew. files: which files its program and models are just now. */
+int fs_wd_config_command(const struct fs_wd_config *c, struct fs_buf *out);
+int fs_wd_config_files(const struct fs_wd_config *c, struct fs_buf *out);
 /* Prints the table of keys. */
 void fs_wd_config_help(void);
 

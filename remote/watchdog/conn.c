@@ -21,39 +21,80 @@
 #define HELLO_MS 30000
 #define CLOSING_MS 2000
 
-int fs_conn_accept(struct fs_wd *wd, int fd, struct fs_errbuf *e)
+static bool has_output(const struct fs_conn *c)
 {
-	struct ucred peer;
-	socklen_t n = sizeof(peer);
-	struct fs_conn *c = NULL;
+	return c->ctrl.len > 0 || c->chunk_off < c->chunk_len;
+}
+
+/* Takes fd, also when it fails. */
+static int add_conn(struct fs_wd *wd, int fd, struct fs_conn **out, struct fs_errbuf *e)
+{
 	int rc = FS_ENOMEM;
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) || (peer.uid != getuid() && peer.uid != 0))
-		rc = fs_fail(e, FS_EAUTH, "a connection of another user");
-	else if (wd->n_conns >= FS_WD_CONNS_MAX)
+	struct fs_conn *c = NULL;
+	if (wd->n_conns >= FS_WD_CONNS_MAX)
 		rc = fs_fail(e, FS_ELIMIT, "more than %d connections", FS_WD_CONNS_MAX);
 	else
 		c = calloc(1, sizeof(*c));
-	if (!c) {
-		close(fd);
-		return rc;
-	}
-	c->chunk = malloc(FS_FRAME_HEADER + FS_FRAME_CHUNK);
-	if (!c->chunk) {
+	if (c)
+		c->chunk = malloc(FS_FRAME_HEADER + FS_FRAME_CHUNK);
+	if (!c || !c->chunk) {
 		free(c);
 		close(fd);
-		return FS_ENOMEM;
+		return rc;
 	}
 	fs_buf_init(&c->in, FS_FRAME_MAX + FS_FRAME_HEADER);
 	fs_buf_init(&c->ctrl, CTRL_MAX);
 	c->wd = wd;
 	c->fd = c->from = c->to = fd;
-	c->slot = c->from_slot = c->to_slot = -1;
+	c->slot = c->from_slot = c->to_slot = c->program = -1;
 	c->deadline = fs_deadline_ms(GREETING_MS);
 	c->ping_at = FS_NEVER;
 	c->next = wd->conns;
 	wd->conns = c;
 	wd->n_conns++;
+	*out = c;
 	return FS_OK;
+}
+
+int fs_conn_accept(struct fs_wd *wd, int fd, struct fs_errbuf *e)
+{
+	struct ucred peer;
+	socklen_t n = sizeof(peer);
+	struct fs_conn *c;
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) || (peer.uid != getuid() && peer.uid != 0)) {
+		close(fd);
+		return fs_fail(e, FS_EAUTH, "a connection of another user");
+	}
+	return add_conn(wd, fd, &c, e);
+}
+
+int fs_conn_resume(struct fs_wd *wd, int fd, int from, int to, struct fs_lease *lease, struct fs_conn **out)
+{
+	int rc = add_conn(wd, fd, out, NULL);
+	if (rc)
+		return rc;
+	struct fs_conn *c = *out;
+	if (from >= 0 && to >= 0) {
+		c->from = from;
+		c->to = to;
+	}
+	if (lease) {
+		c->phase = FS_CONN_OPEN;
+		c->lease = lease;
+		c->last_frame = fs_now();
+		c->ping_at = c->last_frame + wd->cfg.silence_s * FS_SEC / 3;
+		lease->channels++;
+		return FS_OK;
+	}
+	rc = fs_wd_status(wd, &c->ctrl);
+	fs_conn_close(c);
+	return rc;
+}
+
+bool fs_conn_quiet(const struct fs_conn *c)
+{
+	return c->phase == FS_CONN_OPEN && !c->overflow && !c->lease->over && c->in.len == 0 &&
+	       !has_output(c);
 }
 
 static bool handed_over(const struct fs_conn *c)
@@ -83,7 +124,9 @@ void fs_conn_lose(struct fs_conn *c)
 	c->lease = NULL;
 	close_ends(c);
 	close(c->fd);
-	c->fd = c->from = c->to = -1;
+	if (c->program >= 0)
+		close(c->program);
+	c->fd = c->from = c->to = c->program = -1;
 }
 
 void fs_conn_sweep(struct fs_wd *wd)
@@ -159,11 +202,6 @@ static ssize_t write_some(struct fs_conn *c, const uint8_t *data, size_t n)
 	return w;
 }
 
-static bool has_output(const struct fs_conn *c)
-{
-	return c->ctrl.len > 0 || c->chunk_off < c->chunk_len;
-}
-
 /* A chunk that was begun is ended before anything else, since frames can not be mixed. */
 static void write_out(struct fs_conn *c)
 {
@@ -194,12 +232,16 @@ static int unblock(int fd)
 	return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
 }
 
-/* Two descriptors are the ends of a channel; any other number is nobody's. */
+/* Two descriptors are the ends of a channel, a single one is a program; any other number is nobody's. */
 static void take_descriptors(struct fs_conn *c, const int *fds, size_t n)
 {
 	if (n == 2 && !handed_over(c) && !unblock(fds[0]) && !unblock(fds[1])) {
 		c->from = fds[0];
 		c->to = fds[1];
+		return;
+	}
+	if (n == 1 && c->program < 0) {
+		c->program = fds[0];
 		return;
 	}
 	for (size_t i = 0; i < n; i++)
@@ -230,6 +272,29 @@ static ssize_t recv_greeting(struct fs_conn *c, uint8_t *data, size_t n)
 	return got;
 }
 
+static void close_program(struct fs_conn *c)
+{
+	if (c->program >= 0)
+		close(c->program);
+	c->program = -1;
+}
+
+/* An admin's: all are answered by the status, a replacement by that of the program that took over. */
+static void take_order(struct fs_conn *c, enum fs_wd_purpose purpose)
+{
+	struct fs_wd *wd = c->wd;
+	struct fs_errbuf e;
+	c->admin = purpose == FS_WD_STOP || purpose == FS_WD_RETIRE;
+	wd->stopping |= purpose == FS_WD_STOP;
+	wd->retiring |= purpose == FS_WD_RETIRE;
+	int rc = purpose == FS_WD_REPLACE ? fs_wd_replace_ask(wd, c, &e) : fs_wd_status(wd, &c->ctrl);
+	if (rc && purpose == FS_WD_REPLACE)
+		fs_buf_printf(&c->ctrl, "FARSIGHT refused: %s\n", e.text);
+	else if (rc)
+		fs_conn_lose(c);
+	fs_conn_close(c);
+}
+
 static void take_greeting(struct fs_conn *c)
 {
 	struct fs_wd_greeting g;
@@ -245,18 +310,15 @@ static void take_greeting(struct fs_conn *c)
 	}
 	fs_buf_consume(&c->in, n + 1);
 	memcpy(c->peer, g.peer, sizeof(c->peer));
+	if (g.purpose != FS_WD_REPLACE)
+		close_program(c);
 	if (g.purpose == FS_WD_CHANNEL) {
 		c->phase = FS_CONN_HELLO;
 		c->deadline = fs_deadline_ms(HELLO_MS);
 		return;
 	}
 	close_ends(c);
-	c->admin = g.purpose == FS_WD_STOP;
-	c->wd->stopping |= c->admin;
-	if (fs_wd_status(c->wd, &c->ctrl))
-		fs_conn_lose(c);
-	else
-		fs_conn_close(c);
+	take_order(c, g.purpose);
 }
 
 static void take_frames(struct fs_conn *c)
@@ -312,6 +374,17 @@ static void read_in(struct fs_conn *c)
 
 /* ---- the loop ---- */
 
+/* Kept open, without a deadline, since its end tells that something has come to pass. */
+static bool is_held(const struct fs_conn *c)
+{
+	const struct fs_wd *wd = c->wd;
+	if (c->phase != FS_CONN_CLOSING)
+		return false;
+	bool ending = c->leaving && !wd->cfg.keep_warm && wd->enc.state != FS_ENC_ABSENT &&
+	              fs_leases_count(&wd->leases) == 0;
+	return c->admin || c->replace || ending;
+}
+
 void fs_conn_prepare(struct fs_conn *c, struct fs_pollset *ps)
 {
 	c->slot = c->from_slot = c->to_slot = -1;
@@ -329,7 +402,8 @@ void fs_conn_prepare(struct fs_conn *c, struct fs_pollset *ps)
 		                  : -1; /* a hang-up would be told again and again */
 		c->to_slot = out ? fs_pollset_add(ps, c->to, out) : -1;
 	}
-	fs_pollset_until(ps, c->phase == FS_CONN_OPEN ? c->ping_at : c->deadline);
+	if (!is_held(c))
+		fs_pollset_until(ps, c->phase == FS_CONN_OPEN ? c->ping_at : c->deadline);
 }
 
 /* A server that is silent is asked whether it lives; its PONG is the frame that keeps the lease. */
@@ -346,11 +420,11 @@ static void expire(struct fs_conn *c)
 {
 	if (c->phase == FS_CONN_DEAD || c->phase == FS_CONN_OPEN)
 		return;
-	bool written = c->phase == FS_CONN_CLOSING && !has_output(c) && !c->admin;
+	bool written = c->phase == FS_CONN_CLOSING && !has_output(c);
 	bool late = fs_now() >= c->deadline;
 	if (c->phase < FS_CONN_CLOSING && late)
 		fs_conn_refuse(c, FS_ETIMEOUT, "no greeting or HELLO came in time");
-	else if (written || (late && !c->admin))
+	else if ((written || late) && !is_held(c))
 		fs_conn_lose(c);
 }
 

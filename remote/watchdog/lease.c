@@ -64,6 +64,37 @@ static void set_terms(
 	l->probe_at = fs_now(); /* the first one at once: it tells whether the port answers */
 }
 
+static int add_lease(struct fs_leases *ls, const char *id, struct fs_lease **out, struct fs_errbuf *e)
+{
+	if (ls->n >= FS_LEASES_MAX)
+		return fs_fail(e, FS_ELIMIT, "this vision host already serves %d servers", FS_LEASES_MAX);
+	struct fs_lease *l = calloc(1, sizeof(*l));
+	if (!l)
+		return fs_fail(e, FS_ENOMEM, "out of memory");
+	snprintf(l->id, sizeof(l->id), "%s", id);
+	l->probe_fd = l->slot = -1;
+	l->next = ls->head;
+	ls->head = l;
+	ls->n++;
+	*out = l;
+	return FS_OK;
+}
+
+int fs_lease_resume(struct fs_leases *ls, const struct fs_lease *was, struct fs_errbuf *e)
+{
+	struct fs_lease *l, *next;
+	int rc = add_lease(ls, was->id, &l, e);
+	if (rc)
+		return rc;
+	next = l->next;
+	*l = *was;
+	l->next = next;
+	l->probe_fd = l->slot = -1;
+	l->probe_at = fs_now();
+	l->channels = 0;
+	return FS_OK;
+}
+
 int fs_lease_open(struct fs_leases *ls, const struct fs_hello *h, const char *peer, struct fs_lease **out,
         struct fs_errbuf *e)
 {
@@ -76,17 +107,9 @@ int fs_lease_open(struct fs_leases *ls, const struct fs_hello *h, const char *pe
 	while (l && (l->over || strcmp(l->id, h->lease)))
 		l = l->next;
 	if (!l) {
-		if (ls->n >= FS_LEASES_MAX)
-			return fs_fail(
-			        e, FS_ELIMIT, "this vision host already serves %d servers", FS_LEASES_MAX);
-		l = calloc(1, sizeof(*l));
-		if (!l)
-			return fs_fail(e, FS_ENOMEM, "out of memory");
-		snprintf(l->id, sizeof(l->id), "%s", h->lease);
-		l->probe_fd = l->slot = -1;
-		l->next = ls->head;
-		ls->head = l;
-		ls->n++;
+		int rc = add_lease(ls, h->lease, &l, e);
+		if (rc)
+			return rc;
 		fs_info("lease %.8s: begins, server at %s port %d", l->id,
 		        peer[0] ? peer : "an unknown address", h->liveness_port);
 	} else {
@@ -121,6 +144,13 @@ void fs_lease_end(struct fs_lease *l, const char *why)
 		return;
 	l->over = true;
 	fs_info("lease %.8s: ends: %s", l->id, why);
+}
+
+void fs_leases_end_absent(struct fs_leases *ls, const char *why)
+{
+	for (struct fs_lease *l = ls->head; l; l = l->next)
+		if (l->channels == 0)
+			fs_lease_end(l, why);
 }
 
 bool fs_lease_live(const struct fs_leases *ls, const struct fs_lease *l)

@@ -47,10 +47,14 @@ void fs_leases_finish(struct fs_leases *l);
 /* Takes up the lease of this HELLO or makes one, and adds a channel to it. FS_EINVAL, FS_ELIMIT. */
 int fs_lease_open(struct fs_leases *l, const struct fs_hello *h, const char *peer, struct fs_lease **out,
         struct fs_errbuf *e);
+/* One that an earlier program of this process had (its facts alone), without channels. */
+int fs_lease_resume(struct fs_leases *l, const struct fs_lease *was, struct fs_errbuf *e);
 void fs_lease_frame(struct fs_lease *l); /* a frame came */
 void fs_lease_close(struct fs_lease *l); /* one of its channels is gone */
 void fs_lease_end(struct fs_lease *l, const char *why);
 bool fs_lease_live(const struct fs_leases *ls, const struct fs_lease *l); /* a channel with recent frames */
+/* Ends those without a channel: nobody finds the way back to us. */
+void fs_leases_end_absent(struct fs_leases *l, const char *why);
 /* Leases that are not over. */
 size_t fs_leases_count(const struct fs_leases *l);
 /* Frees those that are over and have no channel. */

@@ -1,52 +1,21 @@
 /*
- * The watchdog's start, its one loop and its end. Enforces one watchdog a socket by a lock beside it. Signals
- * arrive through a descriptor. Listens on nothing but the unix socket.
+ * The watchdog's start, its one loop and its end. Signals arrive through a descriptor.
  */
 #include "remote/watchdog/state.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <jansson.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
+#define COMMAND_MAX (64 * 1024)
+
 /* ---- start ---- */
-
-static int take_lock(struct fs_wd *wd, struct fs_errbuf *e)
-{
-	char path[FS_WD_PATH_MAX + 8];
-	snprintf(path, sizeof(path), "%s.lock", wd->socket_path);
-	wd->lock_fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-	if (wd->lock_fd < 0)
-		return fs_fail_errno(e, FS_EIO, "can not open %s", path);
-	if (flock(wd->lock_fd, LOCK_EX | LOCK_NB))
-		return errno == EWOULDBLOCK
-		               ? fs_fail(e, FS_EUNAVAILABLE, "a watchdog already runs at %s", wd->socket_path)
-		               : fs_fail_errno(e, FS_EIO, "can not lock %s", path);
-	return FS_OK;
-}
-
-/* With the lock held, a socket that is there is a dead watchdog's. */
-static int open_socket(struct fs_wd *wd, struct fs_errbuf *e)
-{
-	struct sockaddr_un a = {.sun_family = AF_UNIX};
-	memcpy(a.sun_path, wd->socket_path, strlen(wd->socket_path));
-	unlink(wd->socket_path);
-	wd->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	mode_t mask = umask(077);
-	int rc = wd->listen_fd < 0 || bind(wd->listen_fd, (struct sockaddr *)&a, sizeof(a)) ||
-	         listen(wd->listen_fd, 16);
-	umask(mask);
-	return rc ? fs_fail_errno(e, FS_EIO, "can not listen at %s", wd->socket_path) : FS_OK;
-}
 
 static int open_signals(struct fs_wd *wd, struct fs_errbuf *e)
 {
@@ -62,79 +31,65 @@ static int open_signals(struct fs_wd *wd, struct fs_errbuf *e)
 	return wd->signal_fd < 0 ? fs_fail_errno(e, FS_EIO, "signalfd") : FS_OK;
 }
 
-/* The card is chosen by the environment that CUDA reads, so that any encoder obeys it. */
-static void choose_gpu(int32_t device)
+static int load_settings(struct fs_wd *wd, struct fs_errbuf *e)
 {
-	char number[16];
-	if (device < 0)
-		return;
-	snprintf(number, sizeof(number), "%d", device);
-	setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 1);
-	setenv("CUDA_VISIBLE_DEVICES", number, 1);
-}
-
-static void init_encoder(struct fs_wd *wd)
-{
-	const struct fs_wd_config *c = &wd->cfg;
-	struct fs_encproc_opts o = {.program = c->encoder,
-	        .mmproj = c->mmproj,
-	        .model = c->model,
-	        .args = c->encoder_args,
-	        .gpu = c->gpu,
-	        .extended = c->extended > 0,
-	        .threads = c->threads,
-	        .min_tokens = c->min_tokens,
-	        .max_tokens = c->max_tokens,
-	        .ready_timeout_s = c->ready_timeout_s,
-	        .encode_timeout_s = c->encode_timeout_s,
-	        .cancel_kill_s = c->cancel_kill_s,
-	        .stop_grace_ms = c->stop_grace_ms,
-	        .idle_s = c->encoder_idle_s};
-	fs_encproc_init(&wd->enc, &o, fs_req_done, wd);
-}
-
-int fs_wd_init(struct fs_wd *wd, const char *socket_path, const char *config_path, struct fs_errbuf *e)
-{
-	memset(wd, 0, sizeof(*wd));
-	wd->listen_fd = wd->lock_fd = wd->signal_fd = wd->spool.lock_fd = -1;
-	wd->started = wd->idle_since = fs_now();
-	int rc = fs_wd_config_load(&wd->cfg, config_path, e);
+	struct fs_encproc_opts o;
+	int rc = fs_wd_config_load(&wd->cfg, wd->config_path, e);
 	if (rc)
 		return rc;
 	fs_log_set_level(wd->cfg.log_level);
+	fs_buf_init(&wd->command, COMMAND_MAX);
+	fs_buf_init(&wd->files, 1024);
+	rc = fs_wd_config_command(&wd->cfg, &wd->command);
+	if (rc == FS_OK)
+		rc = fs_wd_config_files(&wd->cfg, &wd->files);
 	fs_leases_init(&wd->leases, &wd->cfg);
-	init_encoder(wd);
-	choose_gpu(wd->cfg.gpu_device);
-	FS_ASSERT(strlen(socket_path) < sizeof(wd->socket_path));
-	rc = fs_wd_prepare_folder(socket_path, e);
-	if (rc == FS_OK) {
-		memcpy(wd->socket_path, socket_path, strlen(socket_path) + 1);
-		rc = take_lock(wd, e);
-	}
-	if (rc == FS_OK)
-		rc = open_signals(wd, e);
-	if (rc == FS_OK)
-		rc = fs_spool_init(&wd->spool, e);
-	if (rc == FS_OK)
-		rc = open_socket(wd, e);
-	if (rc)
-		fs_wd_finish(wd);
-	return rc;
+	fs_wd_encoder_opts(&wd->cfg, &o);
+	fs_encproc_init(&wd->enc, &o, fs_req_done, wd);
+	return rc ? fs_fail(e, rc, "%s: the encoder's arguments are too long", wd->config_path) : FS_OK;
 }
 
-static void close_socket(struct fs_wd *wd)
+static int open_all(struct fs_wd *wd, const char *socket_path, struct fs_errbuf *e)
 {
-	if (wd->listen_fd < 0)
-		return;
-	unlink(wd->socket_path);
-	close(wd->listen_fd);
-	wd->listen_fd = -1;
+	int rc = fs_place_open(&wd->place, socket_path, e);
+	if (rc)
+		return rc;
+	return wd->cfg.spool[0] ? fs_spool_init_at(&wd->spool, wd->cfg.spool, e)
+	                        : fs_spool_init(&wd->spool, e);
+}
+
+int fs_wd_init(struct fs_wd *wd, const struct fs_wd_opts *o, struct fs_errbuf *e)
+{
+	memset(wd, 0, sizeof(*wd));
+	wd->place.listen_fd = wd->place.lock_fd = wd->signal_fd = -1;
+	wd->spool.lock_fd = wd->spare.lock_fd = wd->notify.fd = -1;
+	wd->started = wd->idle_since = wd->binary_at = fs_now();
+	wd->updater = (struct fs_child){.in = -1, .out = -1, .err = -1};
+	wd->service = o->service;
+	if (snprintf(wd->config_path, sizeof(wd->config_path), "%s", o->config_path) >= PATH_MAX)
+		return fs_fail(e, FS_EINVAL, "the configuration's path is too long");
+	int rc = load_settings(wd, e);
+	if (rc)
+		return rc;
+	rc = open_signals(wd, e);
+	if (rc == FS_OK)
+		rc = o->resume_fd >= 0 ? fs_wd_resume(wd, o->socket_path, o->resume_fd, e)
+		                       : open_all(wd, o->socket_path, e);
+	if (rc) {
+		fs_wd_finish(wd);
+		return rc;
+	}
+	if (o->resume_fd < 0)
+		wd->notify = *o->notify;
+	*o->notify = (struct fs_notify){.fd = -1};
+	return FS_OK;
 }
 
 void fs_wd_finish(struct fs_wd *wd)
 {
-	close_socket(wd);
+	fs_place_close_socket(&wd->place);
 	fs_encproc_finish(&wd->enc);
+	fs_child_end(&wd->updater, 0);
 	for (struct fs_conn *c = wd->conns; c; c = c->next)
 		fs_conn_lose(c);
 	fs_req_done(
@@ -142,44 +97,15 @@ void fs_wd_finish(struct fs_wd *wd)
 	fs_conn_sweep(wd);
 	fs_leases_finish(&wd->leases);
 	fs_spool_finish(&wd->spool);
+	fs_spool_finish(&wd->spare);
+	fs_buf_finish(&wd->command);
+	fs_buf_finish(&wd->files);
 	fs_wd_config_finish(&wd->cfg);
+	fs_notify_finish(&wd->notify);
 	if (wd->signal_fd >= 0)
 		close(wd->signal_fd);
-	if (wd->lock_fd >= 0)
-		close(wd->lock_fd); /* last: who gets the lock finds nothing of ours */
-	wd->signal_fd = wd->lock_fd = -1;
-}
-
-/* ---- status ---- */
-
-static json_t *lease_json(const struct fs_leases *ls, const struct fs_lease *l)
-{
-	return json_pack("{s:s, s:s, s:i, s:i, s:b, s:b, s:i, s:I}", "lease", l->id, "peer", l->peer, "port",
-	        l->port, "channels", l->channels, "live", fs_lease_live(ls, l), "port_answered", l->answered,
-	        "probe_fails", l->fails, "pictures", (json_int_t)l->requests);
-}
-
-int fs_wd_status(struct fs_wd *wd, struct fs_buf *out)
-{
-	const struct fs_encproc *p = &wd->enc;
-	json_t *leases = json_array();
-	for (const struct fs_lease *l = wd->leases.head; l; l = l->next)
-		if (!l->over)
-			json_array_append_new(leases, lease_json(&wd->leases, l));
-	json_t *encoder = json_pack("{s:s, s:s, s:i, s:I, s:i, s:s, s:s, s:s, s:i}", "state",
-	        fs_encproc_state_name(p), "program", wd->cfg.encoder, "pid", (int)p->child.pid, "starts",
-	        (json_int_t)p->starts, "failures", p->failures, "cause", p->cause, "device", p->facts.device,
-	        "fingerprint", p->facts.fingerprint, "n_embd", p->facts.n_embd);
-	json_t *j = json_pack("{s:s, s:i, s:I, s:b, s:s, s:i, s:i, s:I, s:I, s:o, s:o}", "version",
-	        FS_VERSION, "pid", (int)getpid(), "uptime_s", (json_int_t)((fs_now() - wd->started) / FS_SEC),
-	        "stopping", wd->stopping, "spool", wd->spool.folder, "connections", (int)wd->n_conns,
-	        "pictures", (int)wd->n_reqs, "encodes", (json_int_t)wd->encodes, "errors",
-	        (json_int_t)wd->errors, "encoder", encoder, "leases", leases);
-	char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
-	int rc = text ? fs_buf_printf(out, "%s\n", text) : FS_ENOMEM;
-	free(text);
-	json_decref(j);
-	return rc;
+	wd->signal_fd = -1;
+	fs_place_finish(&wd->place); /* last: who gets the lock finds nothing of ours */
 }
 
 /* ---- the loop ---- */
@@ -188,12 +114,22 @@ static void accept_all(struct fs_wd *wd)
 {
 	for (;;) {
 		struct fs_errbuf e = {""};
-		int fd = accept4(wd->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int fd = accept4(wd->place.listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd < 0)
 			return;
 		if (fs_conn_accept(wd, fd, &e))
 			fs_warn("connection refused: %s", e.text);
+		wd->binary_at = FS_MIN(wd->binary_at, fs_now());
 	}
+}
+
+static void reload(struct fs_wd *wd)
+{
+	struct fs_errbuf e;
+	fs_notify_reloading(&wd->notify);
+	if (fs_wd_reload(wd, &e))
+		fs_error("the settings stay as they were: %s", e.text);
+	fs_notify_send(&wd->notify, "READY=1");
 }
 
 static void read_signals(struct fs_wd *wd)
@@ -203,15 +139,26 @@ static void read_signals(struct fs_wd *wd)
 		if (si.ssi_signo == SIGTERM || si.ssi_signo == SIGINT) {
 			fs_info("signal %u: ending", si.ssi_signo);
 			wd->stopping = true;
+		} else if (si.ssi_signo == SIGHUP) {
+			reload(wd);
 		}
 	}
+}
+
+static bool ends_when_idle(const struct fs_wd *wd)
+{
+	return wd->cfg.idle_exit_s && !wd->service;
 }
 
 static void prepare(struct fs_wd *wd, struct fs_pollset *ps)
 {
 	ps->n = 0;
 	ps->deadline = FS_NEVER;
-	wd->listen_slot = wd->listen_fd >= 0 ? fs_pollset_add(ps, wd->listen_fd, POLLIN) : -1;
+	wd->listen_slot = -1;
+	if (wd->place.listen_fd >= 0) {
+		wd->listen_slot = fs_pollset_add(ps, wd->place.listen_fd, POLLIN);
+		fs_pollset_until(ps, wd->place.check_at);
+	}
 	wd->signal_slot = fs_pollset_add(ps, wd->signal_fd, POLLIN);
 	struct pollfd fds[FS_ENCPROC_FDS];
 	fs_encproc_prepare(&wd->enc, fds, &ps->deadline);
@@ -221,7 +168,9 @@ static void prepare(struct fs_wd *wd, struct fs_pollset *ps)
 	for (struct fs_conn *c = wd->conns; c; c = c->next)
 		fs_conn_prepare(c, ps);
 	fs_req_prepare(wd, ps);
-	if (wd->cfg.idle_exit_s && wd->idle_since != FS_NEVER)
+	fs_notify_prepare(&wd->notify, ps);
+	fs_wd_replace_prepare(wd, ps);
+	if (ends_when_idle(wd) && wd->idle_since != FS_NEVER)
 		fs_pollset_until(ps, wd->idle_since + wd->cfg.idle_exit_s * FS_SEC);
 }
 
@@ -240,34 +189,71 @@ static void dispatch(struct fs_wd *wd, const struct fs_pollset *ps)
 		accept_all(wd);
 }
 
-/* What follows from the events: who needs the encoder, who is next, who has to know, what is over. */
-static void settle(struct fs_wd *wd)
+/* Connections of servers; an admin's waits for us, not we for it. */
+static size_t count_servers(const struct fs_wd *wd)
 {
-	bool leased = fs_leases_count(&wd->leases) > 0;
-	if (leased || wd->stopping || !wd->cfg.keep_warm)
-		fs_encproc_want(&wd->enc, leased && !wd->stopping);
-	fs_req_schedule(wd);
-	fs_session_news(wd);
-	fs_conn_sweep(wd);
-	fs_leases_sweep(&wd->leases);
-	bool busy = leased || wd->n_conns || wd->enc.state != FS_ENC_ABSENT;
+	size_t n = 0;
+	for (const struct fs_conn *c = wd->conns; c; c = c->next)
+		n += !c->admin;
+	return n;
+}
+
+static void end_when_idle(struct fs_wd *wd, bool leased)
+{
+	bool busy = leased || count_servers(wd) || wd->enc.state != FS_ENC_ABSENT;
 	if (busy)
 		wd->idle_since = FS_NEVER;
 	else if (wd->idle_since == FS_NEVER)
 		wd->idle_since = fs_now();
-	else if (wd->cfg.idle_exit_s && fs_now() - wd->idle_since >= wd->cfg.idle_exit_s * FS_SEC) {
+	if (busy || wd->stopping)
+		return;
+	if (wd->retiring) {
+		fs_info("nobody is served any more: ending, as was asked");
+		wd->stopping = true;
+	} else if (ends_when_idle(wd) && fs_now() - wd->idle_since >= wd->cfg.idle_exit_s * FS_SEC) {
 		fs_info("nobody was served for %d s: ending", wd->cfg.idle_exit_s);
 		wd->stopping = true;
 	}
 }
 
+/* Another watchdog has our place, so that nobody finds the way to us any more. */
+static void keep_place(struct fs_wd *wd)
+{
+	if (fs_place_check(&wd->place) == FS_EUNAVAILABLE)
+		wd->retiring = true;
+	if (wd->place.listen_fd < 0 && !wd->stopping)
+		fs_leases_end_absent(&wd->leases, "another watchdog has taken our place");
+}
+
+/* What follows from the events: who needs the encoder, who is next, who has to know, what is over. */
+static void settle(struct fs_wd *wd)
+{
+	keep_place(wd);
+	bool leased = fs_leases_count(&wd->leases) > 0;
+	bool keep = wd->cfg.keep_warm && !wd->retiring;
+	if (leased || wd->stopping || !keep)
+		fs_encproc_want(&wd->enc, leased && !wd->stopping);
+	fs_req_schedule(wd);
+	fs_session_news(wd);
+	fs_conn_sweep(wd);
+	fs_leases_sweep(&wd->leases);
+	end_when_idle(wd, leased);
+	fs_wd_look_for_newer(wd);
+	fs_wd_replace_step(wd);
+	fs_notify_status(&wd->notify, "encoder %s, %zu server%s", fs_encproc_state_name(&wd->enc),
+	        fs_leases_count(&wd->leases), fs_leases_count(&wd->leases) == 1 ? "" : "s");
+}
+
 static void say_goodbye(struct fs_wd *wd)
 {
-	close_socket(wd);
+	fs_place_close_socket(&wd->place);
+	fs_notify_send(&wd->notify, "STOPPING=1");
 	for (struct fs_conn *c = wd->conns; c; c = c->next) {
 		if (c->phase == FS_CONN_OPEN)
 			fs_conn_send(c, FS_FRAME_BYE, 0, NULL, 0);
-		if (!c->admin)
+		if (c->replace)
+			fs_conn_lose(c);
+		else if (!c->admin)
 			fs_conn_close(c);
 	}
 }
@@ -287,8 +273,9 @@ int fs_wd_run(struct fs_wd *wd)
 {
 	static struct fs_pollset ps;
 	bool told = false;
-	fs_info("watchdog %s at %s, encoder %s%s", FS_VERSION, wd->socket_path, wd->cfg.encoder,
+	fs_info("watchdog %s at %s, encoder %s%s", FS_VERSION, wd->place.path, wd->cfg.encoder,
 	        wd->cfg.extended ? " (extended)" : "");
+	fs_notify_send(&wd->notify, "READY=1");
 	for (;;) {
 		settle(wd);
 		if (wd->stopping && !told) {
@@ -308,5 +295,6 @@ int fs_wd_run(struct fs_wd *wd)
 				ps.fds[i].revents = 0;
 		}
 		dispatch(wd, &ps);
+		fs_notify_dispatch(&wd->notify);
 	}
 }

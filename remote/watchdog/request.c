@@ -2,7 +2,8 @@
  * The life of one picture on the vision host: received into the spool, queued, encoded, its rows sent. Loop
  * thread. Leases take turns: the one that waited longest since its last picture goes first. Memory is
  * bounded: pictures and rows are files, and rows are read one chunk at a time as the socket drains. Refuses
- * more pictures than max_queue a lease, or than the spool may hold.
+ * more pictures than max_queue a lease, or than the spool may hold; a full file system is left for another
+ * one, or told.
  */
 #include "remote/watchdog/state.h"
 
@@ -22,6 +23,8 @@
 #define RESULTS_MAX                                                                                          \
 	4 /* answers of one connection that wait to be read before its next picture is encoded               \
 	   */
+
+#define SPARE_ROOM ((uint64_t)64 << 20) /* of a second folder for rows whose size nobody knows */
 
 static struct fs_req *find(const struct fs_conn *c, uint32_t id)
 {
@@ -87,6 +90,18 @@ static int admit(struct fs_conn *c, const struct fs_enc_head *h, struct fs_errbu
 	return FS_OK;
 }
 
+/* The spool, or one on another file system while that is full. */
+static struct fs_spool *spool_with_room(struct fs_wd *wd, uint64_t bytes)
+{
+	struct fs_errbuf e;
+	uint64_t wanted = bytes + wd->last_rows;
+	if (fs_spool_room(&wd->spool) >= wanted)
+		return &wd->spool;
+	if (wd->spare.lock_fd < 0 && fs_spool_init_beside(&wd->spare, &wd->spool, wanted, &e) == FS_OK)
+		fs_warn("%s is full: pictures go to %s meanwhile", wd->spool.folder, wd->spare.folder);
+	return fs_spool_room(&wd->spare) >= wanted ? &wd->spare : &wd->spool;
+}
+
 int fs_req_begin(struct fs_conn *c, uint32_t id, const struct fs_enc_head *h, struct fs_errbuf *e)
 {
 	struct fs_wd *wd = c->wd;
@@ -98,8 +113,8 @@ int fs_req_begin(struct fs_conn *c, uint32_t id, const struct fs_enc_head *h, st
 	struct fs_req *r = rc ? NULL : calloc(1, sizeof(*r));
 	if (!rc && !r)
 		rc = fs_fail(&why, FS_ENOMEM, "out of memory");
-	if (!rc)
-		rc = fs_spool_picture(&wd->spool, r->picture, r->rows, &r->fd, &why);
+	if (!rc && fs_spool_picture(spool_with_room(wd, h->picture_bytes), r->picture, r->rows, &r->fd, &why))
+		rc = fs_fail_prefix(&why, FS_EUNAVAILABLE, "the vision host can not store the picture");
 	if (rc) {
 		free(r);
 		wd->errors++;
@@ -238,7 +253,8 @@ void fs_req_schedule(struct fs_wd *wd)
 		else if (r->conn && r->phase != FS_REQ_SENDING && now >= r->deadline)
 			end(r, FS_ETIMEOUT, "the picture was not encoded within its deadline");
 	}
-	struct fs_req *r = wd->running || wd->stopping ? NULL : choose(wd);
+	bool pauses = wd->running || wd->stopping || fs_wd_replace_presses(wd);
+	struct fs_req *r = pauses ? NULL : choose(wd);
 	if (r && wd->enc.state == FS_ENC_READY)
 		start(wd, r);
 	else if (r && wd->enc.asleep)
@@ -301,7 +317,28 @@ static void answer(struct fs_req *r, const struct fs_reply *reply)
 	r->phase = FS_REQ_SENDING;
 	fs_rows_head_put(head, &r->out);
 	fs_conn_send(r->conn, FS_FRAME_ROWS, r->id, head, sizeof(head));
+	wd->last_rows = FS_ROWS_HEADER + r->total;
 	wd->encodes++;
+}
+
+/* An encoder that had no room for its rows gets another place once; false when there is none. */
+static bool move_rows(struct fs_req *r, const char *text)
+{
+	struct fs_wd *wd = r->wd;
+	struct fs_errbuf e;
+	const char *full = strerror(ENOSPC);
+	if (r->moved || !strstr(text, full))
+		return false;
+	if (wd->spare.lock_fd < 0 && fs_spool_init_beside(&wd->spare, &wd->spool, SPARE_ROOM, &e))
+		return false;
+	if (!strncmp(r->rows, wd->spare.folder, strlen(wd->spare.folder)))
+		return false;
+	fs_warn("the encoder had no room for its rows in %s: once more, into %s", wd->spool.folder,
+	        wd->spare.folder);
+	unlink(r->rows);
+	fs_spool_rows(&wd->spare, r->rows);
+	r->moved = true;
+	return true;
 }
 
 void fs_req_done(void *arg, int err, const struct fs_reply *reply, const char *text)
@@ -314,6 +351,10 @@ void fs_req_done(void *arg, int err, const struct fs_reply *reply, const char *t
 	r->phase = FS_REQ_QUEUED; /* of the states that end() may destroy */
 	if (!r->conn)
 		destroy(r);
+	else if (err == FS_EINVAL && move_rows(r, text))
+		return; /* queued again */
+	else if (err == FS_EINVAL && strstr(text, strerror(ENOSPC)))
+		end(r, FS_EUNAVAILABLE, text); /* not the picture's fault */
 	else if (err)
 		end(r, err, text);
 	else

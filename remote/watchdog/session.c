@@ -125,6 +125,7 @@ static int take_enc(struct fs_conn *c, const struct fs_frame *f, struct fs_errbu
 static void take_bye(struct fs_conn *c)
 {
 	struct fs_lease *l = c->lease;
+	c->leaving = true;
 	fs_conn_close(c);
 	fs_lease_end(l, "the server said goodbye");
 }

@@ -14,7 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static const char *const purposes[] = {"channel", "status", "stop"};
+static const char *const purposes[] = {"channel", "status", "stop", "retire", "replace"};
 
 static bool own_folder(const char *path)
 {
@@ -22,23 +22,53 @@ static bool own_folder(const char *path)
 	return lstat(path, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == getuid();
 }
 
-int fs_wd_socket_path(char out[FS_WD_PATH_MAX], struct fs_errbuf *e)
+#define PLACES 3
+
+/* In the order of preference; "" where a place is not to be had. */
+static int list_places(char out[PLACES][FS_WD_PATH_MAX], struct fs_errbuf *e)
 {
 	const char *xdg = getenv("XDG_RUNTIME_DIR");
 	char run[64];
-	int n;
+	int n = 0;
 	snprintf(run, sizeof(run), "/run/user/%u", (unsigned)getuid());
+	memset(out, 0, PLACES * sizeof(out[0]));
 	if (xdg && xdg[0] == '/')
-		n = snprintf(out, FS_WD_PATH_MAX, "%s/farsight/watchdog.sock", xdg);
-	else if (own_folder(run))
-		n = snprintf(out, FS_WD_PATH_MAX, "%s/farsight/watchdog.sock", run);
-	else
-		n = snprintf(out, FS_WD_PATH_MAX, "/tmp/farsight-%u/watchdog.sock", (unsigned)getuid());
+		n = snprintf(out[0], FS_WD_PATH_MAX, "%s/farsight/watchdog.sock", xdg);
+	if (own_folder(run))
+		snprintf(out[1], FS_WD_PATH_MAX, "%s/farsight/watchdog.sock", run);
+	snprintf(out[2], FS_WD_PATH_MAX, "/tmp/farsight-%u/watchdog.sock", (unsigned)getuid());
 	if (n < 0 || n >= FS_WD_PATH_MAX)
 		return fs_fail(e, FS_EINVAL,
 		        "XDG_RUNTIME_DIR is too long for a unix socket (%d bytes at most): %s",
 		        FS_WD_PATH_MAX - 1, xdg ? xdg : "");
 	return FS_OK;
+}
+
+int fs_wd_socket_path(char out[FS_WD_PATH_MAX], struct fs_errbuf *e)
+{
+	char places[PLACES][FS_WD_PATH_MAX];
+	size_t i = 0;
+	int rc = list_places(places, e);
+	if (rc)
+		return rc;
+	while (!places[i][0])
+		i++;
+	memcpy(out, places[i], FS_WD_PATH_MAX);
+	return FS_OK;
+}
+
+int fs_wd_find_socket(char out[FS_WD_PATH_MAX], struct fs_errbuf *e)
+{
+	char places[PLACES][FS_WD_PATH_MAX];
+	int fd, rc = list_places(places, e);
+	for (size_t i = 0; rc == FS_OK && i < PLACES; i++) {
+		if (!places[i][0] || fs_wd_connect(places[i], &fd, NULL))
+			continue;
+		close(fd);
+		memcpy(out, places[i], FS_WD_PATH_MAX);
+		return FS_OK;
+	}
+	return rc ? rc : fs_wd_socket_path(out, e);
 }
 
 /* The folder part of a socket's path; FS_EINVAL when there is none or it does not fit a socket address. */

@@ -12,6 +12,8 @@
 #include "common/encproc/encproc.h"
 #include "remote/watchdog/config.h"
 #include "remote/watchdog/lease.h"
+#include "remote/watchdog/notify.h"
+#include "remote/watchdog/place.h"
 #include "remote/watchdog/watchdog.h"
 
 #define FS_WD_CONNS_MAX 64
@@ -39,7 +41,11 @@ struct fs_conn {
 	int from_slot, to_slot;
 	enum fs_conn_phase phase;
 	bool overflow; /* ctrl is full: the server does not read */
-	bool admin;    /* "stop": stays open until the watchdog ends */
+	bool admin;    /* "stop" and "retire": stays open until the watchdog ends */
+	bool leaving;  /* the server said goodbye: stays open until its encoder has ended, when nobody else
+	                  needs it */
+	bool replace;  /* waits for another program to take this process over */
+	int program;   /* that program, opened; came with the greeting; -1 = none */
 	char peer[80];
 	struct fs_lease *lease; /* counted there as a channel; NULL before HELLO */
 	int32_t number;         /* of HELLO: the lease's channel of this number; 0 = none */
@@ -64,6 +70,10 @@ void fs_conn_send_err(struct fs_conn *c, uint32_t id, int err, const char *text)
 void fs_conn_close(struct fs_conn *c);
 /* At once, with all that hangs on it. */
 void fs_conn_lose(struct fs_conn *c);
+/* Of a connection that survives an exec: it is OPEN again, or (lease NULL) one that waits for the status. */
+int fs_conn_resume(struct fs_wd *wd, int fd, int from, int to, struct fs_lease *lease, struct fs_conn **out);
+/* Nothing is on its way in or out. */
+bool fs_conn_quiet(const struct fs_conn *c);
 /* ERR about the connection, then fs_conn_close. */
 void fs_conn_refuse(struct fs_conn *c, int err, const char *text);
 void fs_conn_sweep(struct fs_wd *wd);
@@ -94,6 +104,7 @@ struct fs_req {
 	int64_t deadline; /* FS_NEVER when the server gave none */
 	int64_t queued_at, started_at;
 	bool f16_file; /* the encoder was asked to write halves */
+	bool moved;    /* its rows have got another place, since the first one was full */
 	struct fs_rows_head out;
 	size_t sent, total; /* bytes of DATA */
 };
@@ -115,11 +126,22 @@ void fs_req_done(void *wd, int err, const struct fs_reply *reply, const char *te
 
 /* ---- everything ---- */
 
+struct fs_wd_opts {
+	const char *socket_path, *config_path;
+	bool service;             /* stays although it serves nobody */
+	struct fs_notify *notify; /* taken over */
+	int resume_fd;            /* the state of an earlier program of this process; -1 = none */
+};
+
 struct fs_wd {
 	struct fs_wd_config cfg;
-	char socket_path[FS_WD_PATH_MAX];
-	int listen_fd, lock_fd, signal_fd, listen_slot, signal_slot, enc_slots[FS_ENCPROC_FDS];
-	struct fs_spool spool;
+	char config_path[4096];
+	bool service;
+	struct fs_buf command, files; /* of fs_wd_config_command and _files, for the encoder that is there */
+	struct fs_place place;
+	struct fs_notify notify;
+	int signal_fd, listen_slot, signal_slot, enc_slots[FS_ENCPROC_FDS];
+	struct fs_spool spool, spare; /* spare: where pictures go when spool is full; made at need */
 	struct fs_encproc enc;
 	struct fs_leases leases;
 	struct fs_conn *conns;
@@ -127,16 +149,46 @@ struct fs_wd {
 	struct fs_req *reqs, *running;
 	size_t n_reqs;
 	uint64_t spooled;     /* announced bytes of the pictures here */
+	uint64_t last_rows;   /* bytes of the last rows file: about what the next one will need */
 	uint64_t order, turn; /* counters for requests and for taking turns */
 	uint64_t encodes, errors;
 	bool stopping;
+	bool retiring; /* ends as soon as nobody is served */
 	int64_t started, idle_since;
+	int64_t replace_asked;   /* 0 = nobody did */
+	struct fs_child updater; /* a newer program at our path that asks to take over */
+	struct stat binary;      /* the file that this process runs, or the last one that was tried */
+	int64_t binary_at;       /* when to look for another one */
 };
 
-int fs_wd_init(struct fs_wd *wd, const char *socket_path, const char *config_path, struct fs_errbuf *e);
-int fs_wd_run(struct fs_wd *wd); /* until SIGTERM, SIGINT, "stop" or idle_exit_s */
+int fs_wd_init(struct fs_wd *wd, const struct fs_wd_opts *o, struct fs_errbuf *e);
+/* Until SIGTERM, SIGINT, "stop", or nobody needs it any more. */
+int fs_wd_run(struct fs_wd *wd);
 void fs_wd_finish(struct fs_wd *wd);
 /* One JSON object in one line. */
 int fs_wd_status(struct fs_wd *wd, struct fs_buf *out);
+
+/* ---- settings (reload.c) ---- */
+
+/* The encoder's options as the settings have them; strings are the settings' own. */
+void fs_wd_encoder_opts(const struct fs_wd_config *c, struct fs_encproc_opts *o);
+/* Reads the settings again; an encoder whose command or files changed is started anew when it has no work.
+ * Settings that are wrong change nothing. */
+int fs_wd_reload(struct fs_wd *wd, struct fs_errbuf *e);
+
+/* ---- another program for this process (upgrade.c) ---- */
+
+#define FS_WD_STATE_FORMAT 1 /* of what is handed over; another number is not taken */
+/* FS_OK: c waits, and the exec follows when nothing is on its way. */
+int fs_wd_replace_ask(struct fs_wd *wd, struct fs_conn *c, struct fs_errbuf *e);
+/* No further picture is begun, since a replacement has waited for long. */
+bool fs_wd_replace_presses(const struct fs_wd *wd);
+void fs_wd_replace_prepare(const struct fs_wd *wd, struct fs_pollset *ps);
+/* Each round: does not return when the exec succeeds. */
+void fs_wd_replace_step(struct fs_wd *wd);
+/* Starts a newer program that lies at our path, so that it asks for the place. */
+void fs_wd_look_for_newer(struct fs_wd *wd);
+/* After the settings: what the earlier program had. */
+int fs_wd_resume(struct fs_wd *wd, const char *socket_path, int fd, struct fs_errbuf *e);
 
 #endif

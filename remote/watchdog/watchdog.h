@@ -18,6 +18,9 @@
  * /run/user/<uid> when that folder is the user's, else /tmp/farsight-<uid>/watchdog.sock.
  */
 int fs_wd_socket_path(char out[FS_WD_PATH_MAX], struct fs_errbuf *e);
+/* Of all these places the first where a watchdog answers, since the environment of sessions differs; else as
+ * above. */
+int fs_wd_find_socket(char out[FS_WD_PATH_MAX], struct fs_errbuf *e);
 /* Makes the socket's folder (0700) when it is missing. FS_EAUTH when it is another user's or open to others.
  */
 int fs_wd_prepare_folder(const char *socket_path, struct fs_errbuf *e);
@@ -36,6 +39,8 @@ enum fs_wd_purpose {
 	FS_WD_CHANNEL, /* frames follow, both ways */
 	FS_WD_STATUS,  /* one JSON object comes back, then the end */
 	FS_WD_STOP,    /* the same; the socket ends when the watchdog has */
+	FS_WD_RETIRE,  /* the same, as soon as it serves nobody */
+	FS_WD_REPLACE, /* with a descriptor of a program that takes the process over; its status comes back */
 };
 struct fs_wd_greeting {
 	enum fs_wd_purpose purpose;
