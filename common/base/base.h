@@ -91,6 +91,9 @@ int fs_buf_reserve(struct fs_buf *b, size_t more);
 int fs_buf_append(struct fs_buf *b, const void *data, size_t n);
 int fs_buf_append_str(struct fs_buf *b, const char *s);
 int fs_buf_printf(struct fs_buf *b, const char *fmt, ...) FS_PRINTF(2, 3);
+/* Appends the whole of a regular file. FS_EIO, FS_ELIMIT past max; what was read by then stays. A FIFO or a
+ * device is FS_EINVAL and never waited for. */
+int fs_buf_append_file(struct fs_buf *b, const char *path, struct fs_errbuf *e);
 /* Drops n bytes from the front. n <= len. */
 void fs_buf_consume(struct fs_buf *b, size_t n);
 /* Takes the bytes out as a malloc'd, NUL-terminated block (never NULL unless memory is out); *n may be NULL.

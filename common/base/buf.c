@@ -1,9 +1,13 @@
 /* Bounded growable bytes. A buffer belongs to one thread at a time; it never grows past its maximum. */
 #include "common/base/base.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 void fs_buf_init(struct fs_buf *b, size_t max)
 {
@@ -100,4 +104,33 @@ char *fs_buf_take(struct fs_buf *b, size_t *n)
 	b->data = NULL;
 	b->len = b->cap = 0;
 	return p;
+}
+
+static int append_fd(struct fs_buf *b, int fd, const char *path, struct fs_errbuf *e)
+{
+	char chunk[65536];
+	for (;;) {
+		ssize_t n = read(fd, chunk, sizeof(chunk));
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return fs_fail_errno(e, FS_EIO, "can not read %s", path);
+		if (n == 0)
+			return FS_OK;
+		if (fs_buf_append(b, chunk, (size_t)n))
+			return fs_fail(e, FS_ELIMIT, "%s is larger than %zu bytes", path, b->max);
+	}
+}
+
+int fs_buf_append_file(struct fs_buf *b, const char *path, struct fs_errbuf *e)
+{
+	struct stat st;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return fs_fail_errno(e, FS_EIO, "can not open %s", path);
+	int rc = fstat(fd, &st)         ? fs_fail_errno(e, FS_EIO, "can not read %s", path)
+	         : !S_ISREG(st.st_mode) ? fs_fail(e, FS_EINVAL, "%s is no regular file", path)
+	                                : append_fd(b, fd, path, e);
+	close(fd);
+	return rc;
 }

@@ -2,14 +2,12 @@
 #include "server/cli/cli.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 int cli_failed(const struct fs_errbuf *e)
@@ -58,51 +56,18 @@ int cli_number(
 
 int cli_read_picture(const char *path, struct fs_buf *b, struct fs_errbuf *e)
 {
-	struct stat st;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not waited for */
-	int rc = fd < 0 || fstat(fd, &st) ? fs_fail_errno(e, FS_EIO, "can not open the picture %s", path)
-	         : !S_ISREG(st.st_mode)   ? fs_fail(e, FS_EINVAL, "%s is no regular file", path)
-	                                  : FS_OK;
-	char chunk[65536];
-	ssize_t n = 1;
-	while (!rc && n > 0) {
-		n = read(fd, chunk, sizeof(chunk));
-		if (n < 0)
-			rc = fs_fail_errno(e, FS_EIO, "can not read the picture %s", path);
-		else if (fs_buf_append(b, chunk, (size_t)n))
-			rc = fs_fail(e, FS_ELIMIT, "%s is larger than %zu MiB", path, b->max >> 20);
-	}
-	if (fd >= 0)
-		close(fd);
+	int rc = fs_buf_append_file(b, path, e);
 	return !rc && b->len == 0 ? fs_fail(e, FS_EINVAL, "%s is empty", path) : rc;
 }
 
 /* ---- config ---- */
 
-static void default_config(char path[CLI_PATH])
-{
-	const char *xdg = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
-	path[0] = '\0';
-	if (xdg && *xdg)
-		snprintf(path, CLI_PATH, "%s/farsight/server.json", xdg);
-	else if (home && *home)
-		snprintf(path, CLI_PATH, "%s/.config/farsight/server.json", home);
-	if (access(path, F_OK) != 0)
-		path[0] = '\0';
-}
-
 int cli_config(const char *given, struct fs_config *c, char path[CLI_PATH], struct fs_errbuf *e)
 {
 	char own[CLI_PATH];
-	const char *env = getenv("FARSIGHT_CONFIG");
 	path = path ? path : own;
 	fs_config_init(c);
-	if (!given && env && *env)
-		given = env;
-	if (given)
-		snprintf(path, CLI_PATH, "%s", given);
-	else
-		default_config(path);
+	fs_config_find(given, path, CLI_PATH);
 	return *path ? fs_config_load(c, path, e) : FS_OK;
 }
 

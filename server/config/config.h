@@ -63,6 +63,9 @@ void fs_config_init(struct fs_config *c); /* the defaults */
 void fs_config_finish(struct fs_config *c);
 /* Reads a JSON file over what is there. Errors name file, key (or line and column) and what is wanted. */
 int fs_config_load(struct fs_config *c, const char *path, struct fs_errbuf *e);
+/* For programs beside the server: `given`, else FARSIGHT_CONFIG, else server.json in
+ * $XDG_CONFIG_HOME/farsight or ~/.config/farsight when it exists; "" when there is none. */
+void fs_config_find(const char *given, char *path, size_t cap);
 /* As fs_config_load, from text; `from` names it in errors. */
 int fs_config_parse(struct fs_config *c, const char *json, size_t n, const char *from, struct fs_errbuf *e);
 /* "key=value" as on the command line: the value as JSON, or as a bare string. */
