@@ -1,6 +1,7 @@
 import pytest
 
 import lab
+import watchdog_lab
 
 
 @pytest.fixture
@@ -27,3 +28,25 @@ def servers(tmp_path):
     yield start
     for s in running:
         s.stop()
+
+
+@pytest.fixture
+def watchdog(tmp_path):
+    """Makes hosts of the watchdog alone, with a fake encoder; not yet started, and checked at the end."""
+    made = []
+
+    def make(**config):
+        made.append(watchdog_lab.Host(tmp_path, **config))
+        return made[-1]
+
+    yield make
+    for h in made:
+        h.finish()
+
+
+@pytest.fixture
+def agent_host(tmp_path):
+    """No watchdog runs until an agent needs one."""
+    h = watchdog_lab.AgentHost(tmp_path)
+    yield h
+    h.finish()

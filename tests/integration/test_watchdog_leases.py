@@ -1,0 +1,138 @@
+"""Leases: how long the encoder stays for servers that come, go silent, or are gone."""
+import socket
+
+import frames_client as fc
+from watchdog_lab import alive, listener, picture
+
+
+def test_channel_opened_anew_takes_the_encoder_from_the_older_one(watchdog):
+    """The older connection stands and its picture takes a minute; another channel of the same lease is not touched."""
+    h = watchdog().start()
+    bystander = h.channel(channel=2)
+    old = h.channel(channel=1)
+    old.enc(1, picture("delay=60000"))
+    fc.wait_for(lambda: h.events("enc "), "the encoder's work")
+    bystander.enc(1, picture("rows=4x4"))
+    new = h.channel(channel=1)
+    assert not [f for f in old.gone() if f[0] in (fc.ROWS, fc.DATA)]
+    new.enc(1, picture("rows=2x2"))
+    assert bystander.answer(1)[0] == "rows" and new.answer(1)[0] == "rows"
+    assert [(x["lease"], x["channels"]) for x in h.status()["leases"]] == [("lease-a", 2)]
+    h.channel(channel=0).close()
+    unnamed = [h.channel("lease-b") for _ in range(2)]
+    assert [x["channels"] for x in h.status()["leases"] if x["lease"] == "lease-b"] == [2]
+    for c in (*unnamed, new, bystander):
+        c.close()
+
+
+def test_reconnect_finds_the_same_encoder(watchdog):
+    h = watchdog().start()
+    c = h.channel("lease-a")
+    pid = h.encoder_pid()
+    for _ in range(3):
+        c.close()
+        fc.wait_for(lambda: h.status()["leases"][0]["channels"] == 0, "the loss to be noticed")
+        c = h.channel("lease-a")
+        assert h.encoder_pid() == pid and len(h.status()["leases"]) == 1
+    c.close()
+
+
+def test_bye_ends_lease_and_encoder(watchdog):
+    h = watchdog().start()
+    c = h.channel()
+    pid = h.encoder_pid()
+    c.send(fc.BYE)
+    c.gone()
+    h.wait_state("absent")
+    assert not alive(pid) and h.status()["leases"] == []
+    # and a new server starts a new one
+    c = h.channel("lease-b")
+    assert h.encoder_pid() != pid
+    c.close()
+
+
+def test_probe_failures_end_the_lease_of_a_lost_channel(watchdog):
+    h = watchdog(lease_grace_s=3600).start()
+    s, port = listener()
+    c = h.channel(liveness_port=port, probe_interval_ms=50, probe_fails=3, peer="127.0.0.1")
+    pid = h.encoder_pid()
+    fc.wait_for(lambda: h.status()["leases"][0]["port_answered"], "a probe that is answered")
+    c.close()
+    fc.wait_for(lambda: h.status()["leases"][0]["channels"] == 0, "the loss to be noticed")
+    for _ in range(5):  # the port answers: the lease stays, however many probes pass
+        s.accept()[0].close()
+    assert h.encoder_pid() == pid
+    s.close()
+    h.wait_state("absent")
+    assert not alive(pid)
+    assert "failed probe 3 of 3" in h.log.read_text() and "failed probe 4" not in h.log.read_text()
+
+
+def test_probe_failures_do_not_count_while_the_channel_lives(watchdog):
+    h = watchdog(lease_grace_s=3600).start()
+    s, port = listener()
+    c = h.channel(liveness_port=port, probe_interval_ms=50, probe_fails=2, peer="127.0.0.1")
+    fc.wait_for(lambda: h.status()["leases"][0]["port_answered"], "a probe that is answered")
+    s.close()
+    for i in range(20):
+        c.send(fc.PING, 0, b"%08d" % i)
+        assert c.expect(fc.PONG)[2] == b"%08d" % i
+    assert h.status()["leases"][0]["probe_fails"] == 0
+    c.enc(1, picture("delay=300"))
+    assert c.answer(1)[0] == "rows" and len(h.events("start ")) == 1
+    c.send(fc.BYE)
+    c.close()
+
+
+def test_port_that_never_answered_is_told_once_and_does_not_count(watchdog):
+    h = watchdog(lease_grace_s=3600).start()
+    s, port = listener()
+    s.close()
+    c = h.channel(liveness_port=port, probe_interval_ms=50, probe_fails=2, peer="127.0.0.1")
+    c.close()
+    fc.wait_for(lambda: h.status()["leases"][0]["channels"] == 0, "the loss to be noticed")
+    s = socket.create_server(("127.0.0.1", port))  # counts from its first answer on
+    fc.wait_for(lambda: h.status()["leases"][0]["port_answered"], "a probe that is answered")
+    assert h.log.read_text().count("does not answer (") <= 1
+    s.close()
+    h.wait_state("absent")
+
+
+def test_grace_without_a_port(watchdog):
+    h = watchdog(lease_grace_s=1).start()
+    c = h.channel()
+    pid = h.encoder_pid()
+    c.close()
+    fc.wait_for(lambda: h.status()["leases"] == [], "the end of the lease")
+    h.wait_state("absent")
+    assert not alive(pid)
+
+
+def test_silent_channel_is_pinged_and_then_given_up(watchdog):
+    h = watchdog(silence_s=1, lease_grace_s=0).start()
+    c = h.channel()
+    c.expect(fc.PING)  # not answered
+    frames = c.gone()
+    assert frames[-1][0] == fc.ERR and b"lease has ended" in frames[-1][2]
+    h.wait_state("absent")
+
+
+def test_keep_warm(watchdog):
+    h = watchdog(keep_warm=True).start()
+    c = h.channel()
+    pid = h.encoder_pid()
+    c.send(fc.BYE)
+    c.gone()
+    fc.wait_for(lambda: h.status()["leases"] == [], "the end of the lease")
+    c = h.channel("lease-b")
+    assert h.encoder_pid() == pid
+    c.close()
+
+
+def test_idle_encoder_sleeps_and_wakes(watchdog):
+    h = watchdog(encoder_idle_s=1).start()
+    c = h.channel()
+    h.wait_state("absent")
+    c.enc(1, picture())
+    assert c.answer(1)[0] == "rows" and len(h.events("start ")) == 2
+    c.close()
