@@ -102,8 +102,10 @@ static const struct fs_http_route api_routes[] = {
         {"POST", "/v1/messages", fs_api_messages, NULL},
         {"POST", "/v1/messages/count_tokens", fs_api_count_tokens, NULL},
         {"GET", "/v1/stream", fs_api_stream_get, NULL},
+        {"GET", "/v1/stream/", fs_api_stream_get, NULL},
         {"GET", "/v1/stream/*", fs_api_stream_get, NULL},
         {"DELETE", "/v1/stream", fs_api_stream_delete, NULL},
+        {"DELETE", "/v1/stream/", fs_api_stream_delete, NULL},
         {"DELETE", "/v1/stream/*", fs_api_stream_delete, NULL},
         {"POST", "/v1/streams/lookup", fs_api_streams_lookup, NULL},
         {"GET", "/v1/models", fs_api_models, NULL},
@@ -226,7 +228,6 @@ static int start_streams(struct server *s, const struct fs_config *c, struct fs_
 	        .max_sessions = (size_t)c->streams.max};
 	int rc = fs_streams_create(&o, &s->streams, e);
 	s->api.streams = s->streams;
-	s->api.has_keys = c->api_key.n > 0;
 	return rc;
 }
 

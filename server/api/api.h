@@ -17,7 +17,6 @@ struct fs_api {
 	int64_t created;               /* wall clock seconds, of /v1/models */
 	struct fs_gen_params sampling; /* what a request does not say */
 	struct fs_streams *streams;    /* NULL: no answer outlives its client */
-	bool has_keys;                 /* requests carry API keys, to which their conversations belong */
 };
 
 /* Handlers; arg is a struct fs_api. */

@@ -368,6 +368,8 @@ void api_call_start(const struct fs_api *api, const struct api_dialect *d, struc
 		call_free(c);
 		return;
 	}
+	if (c->session)
+		fs_record_conversation(c->rec);
 	if (fs_service_submit(api->service, run, c) == FS_OK)
 		return;
 	struct fs_refusal why;

@@ -146,6 +146,33 @@ static void cache(struct fs_buf *b, struct fs_flights *f)
 	simple(b, "farsight_encodes_live", "gauge", "Encodes under way.", (double)st.live);
 }
 
+/* ---- sessions ---- */
+
+static void sessions(struct fs_buf *b, struct fs_streams *streams)
+{
+	struct fs_streams_stats st;
+	if (!streams)
+		return;
+	fs_streams_stats(streams, &st);
+	simple(b, "farsight_streams_live", "gauge", "Conversations that are being answered.",
+	        (double)st.live);
+	simple(b, "farsight_streams_completed", "gauge", "Answers that are kept for clients that come back.",
+	        (double)st.completed);
+	simple(b, "farsight_streams_readers", "gauge", "Clients that read conversations.",
+	        (double)st.readers);
+	simple(b, "farsight_streams_bytes", "gauge", "Bytes of memory for conversations' answers.",
+	        (double)st.bytes);
+	counter(b, "farsight_streams_dropped_bytes_total", "Bytes of answers that made room for newer ones.",
+	        st.dropped_bytes);
+	counter(b, "farsight_streams_opened_total", "Conversations that were begun.", st.opened);
+	counter(b, "farsight_streams_replaced_total", "Conversations that a newer request replaced.",
+	        st.replaced);
+	counter(b, "farsight_streams_deleted_total", "Conversations that a client deleted.", st.deleted);
+	counter(b, "farsight_streams_expired_total", "Answers that were kept for their time.", st.expired);
+	counter(b, "farsight_streams_refused_total",
+	        "Requests for which there was no room to keep the answer.", st.refused);
+}
+
 /* ---- hosts ---- */
 
 static double host_up(const struct fs_host_status *h)
@@ -220,6 +247,7 @@ int api_metrics_page(const struct fs_api *api, struct fs_buf *b)
 	turn(b, api->service);
 	histograms(b, &t);
 	cache(b, fs_service_opts(api->service)->flights);
+	sessions(b, api->streams);
 	hosts(b, fs_service_opts(api->service)->vision);
 	return FS_OK;
 }

@@ -30,6 +30,7 @@ int api_out_open(struct api_call *c)
 
 void api_out_stream(struct api_call *c, int first_sign_ms)
 {
+	fs_session_expect_events(c->session, c->d->error_before, c->d->error_after);
 	fs_http_stream_begin_after(c->r, first_sign_ms);
 	c->followed = c->session && api_session_follow(c->session, c->r) == FS_OK;
 }

@@ -58,12 +58,13 @@ static json_t *row_json(const struct fs_record_row *r)
 	json_t *phases = json_object();
 	for (size_t i = 0; i < FS_N_PHASES; i++)
 		json_object_set_new(phases, fs_phase_name(i), json_real((double)r->spent[i] / 1e6));
-	return json_pack("{s:s, s:s, s:b, s:f, s:s, s:o, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f}", "id",
-	        r->id, "api", r->api, "stream", r->stream, "began", (double)r->began_wall / 1e3, "phase",
-	        fs_phase_name(r->phase), "phases_ms", phases, "pictures", r->pictures, "pictures_cached",
-	        r->pictures_cached, "prompt_tokens", r->prompt_tokens, "prompt_done", r->prompt_done,
-	        "reused_tokens", r->reused_tokens, "completion_tokens", r->completion_tokens, "max_tokens",
-	        r->max_tokens, "tokens_per_s_mean", r->tokens_per_s_mean);
+	return json_pack("{s:s, s:s, s:b, s:b, s:f, s:s, s:o, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f}", "id",
+	        r->id, "api", r->api, "stream", r->stream, "conversation", r->conversation, "began",
+	        (double)r->began_wall / 1e3, "phase", fs_phase_name(r->phase), "phases_ms", phases,
+	        "pictures", r->pictures, "pictures_cached", r->pictures_cached, "prompt_tokens",
+	        r->prompt_tokens, "prompt_done", r->prompt_done, "reused_tokens", r->reused_tokens,
+	        "completion_tokens", r->completion_tokens, "max_tokens", r->max_tokens, "tokens_per_s_mean",
+	        r->tokens_per_s_mean);
 }
 
 static json_t *live_json(const struct fs_record_row *r)
@@ -131,6 +132,21 @@ static json_t *cache_json(struct fs_flights *f)
 	        (json_int_t)c->limit, "encoding", (json_int_t)st.live);
 }
 
+/* Answers that outlive their clients; NULL without them. Numbers alone: ids are nobody's but their owners'.
+ */
+static json_t *streams_json(struct fs_streams *streams)
+{
+	struct fs_streams_stats st;
+	if (!streams)
+		return NULL;
+	fs_streams_stats(streams, &st);
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "live", (json_int_t)st.live,
+	        "completed", (json_int_t)st.completed, "readers", (json_int_t)st.readers, "bytes",
+	        (json_int_t)st.bytes, "dropped_bytes", (json_int_t)st.dropped_bytes, "opened",
+	        (json_int_t)st.opened, "replaced", (json_int_t)st.replaced, "deleted", (json_int_t)st.deleted,
+	        "expired", (json_int_t)st.expired, "refused", (json_int_t)st.refused);
+}
+
 static json_t *engine_json(const struct fs_api *api, const struct fs_engine_info *e)
 {
 	return json_pack("{s:s, s:s, s:i, s:s, s:s, s:I, s:I}", "model", api->model_name, "arch", e->arch,
@@ -151,10 +167,11 @@ void fs_api_status(void *arg, struct fs_http_request *r)
 	for (size_t i = 0; i < n; i++)
 		json_array_append_new(rows, live_json(&live[i]));
 	api_reply_json(
-	        r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o, s:o}", "busy", n > 0, "turn",
+	        r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o?, s:o, s:o}", "busy", n > 0, "turn",
 	                   turn_json(api->service, live, n), "requests", rows, "vision",
-	                   api_vision(o->vision, true), "cache", cache_json(o->flights), "engine",
-	                   engine_json(api, fs_engine_info(o->engine)), "totals", totals_json(&totals)));
+	                   api_vision(o->vision, true), "cache", cache_json(o->flights), "streams",
+	                   streams_json(api->streams), "engine", engine_json(api, fs_engine_info(o->engine)),
+	                   "totals", totals_json(&totals)));
 	free(live);
 }
 

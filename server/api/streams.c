@@ -4,28 +4,26 @@
  */
 #include "server/api/streams.h"
 
-#include <openssl/evp.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* A follower stops reading the session when so much waits for its client. */
 #define ENOUGH_BACKLOG ((size_t)256 << 10)
 #define PIECE ((size_t)64 << 10)
 #define MAX_WHOLE ((size_t)32 << 20)
 #define MAX_LOOKUP_ROWS 4096
+#define MAX_LOOKUP_IDS 1024
+#define MAX_LOOKUP_BODY ((size_t)512 << 10)
+/* A reader of an answer that will be a stream sees headers and a comment after this long. */
+#define FIRST_SIGN_MS 5000
+#define OFFSET_LOST "Stream offset lost, please restart"
 
-void api_owner_of(const struct fs_api *api, const struct fs_http_request *r, uint8_t owner[FS_SESSION_OWNER])
+void api_owner_of(const struct fs_http_request *r, uint8_t owner[FS_SESSION_OWNER])
 {
-	const char *key = fs_http_header(r, "x-api-key"), *bearer = fs_http_header(r, "Authorization");
+	int32_t key = fs_http_key(r);
 	memset(owner, 0, FS_SESSION_OWNER);
-	if (!api->has_keys)
-		return;
-	if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
-		key = bearer + 7 + strspn(bearer + 7, " ");
-	if (key)
-		EVP_Digest(key, strlen(key), owner, NULL, EVP_sha256(), NULL);
+	memcpy(owner, &key, sizeof(key));
 }
 
 /* ---- followers ---- */
@@ -37,6 +35,7 @@ struct follower {
 	struct fs_reader *reader; /* [loop] */
 	struct fs_cancel_hook gone;
 	struct fs_buf whole; /* [loop]; an answer that is no stream is sent when it is complete */
+	bool announced;      /* [loop]; the stream begins by itself, soon */
 	bool begun, ended;   /* [loop] */
 };
 
@@ -72,28 +71,36 @@ static void follower_end(struct follower *f)
 	follower_unref(f);
 }
 
-static void end_whole(struct follower *f, const struct fs_reader_kind *kind)
+static void reply_error(struct fs_http_request *r, int status, const char *type, const char *message);
+
+static void end_whole(struct follower *f, const struct fs_reader_kind *kind, ssize_t why)
 {
-	fs_http_reply(f->r, kind->status, kind->content_type, NULL,
-	        f->whole.data ? (char *)f->whole.data : "", f->whole.len);
+	if (why == FS_ELIMIT) /* its first bytes were dropped as the last ones came */
+		reply_error(f->r, 400, "invalid_request_error", OFFSET_LOST);
+	else
+		fs_http_reply(f->r, kind->status, kind->content_type,
+		        kind->status == 503 ? "Retry-After: 2" : NULL,
+		        f->whole.data ? (char *)f->whole.data : "", f->whole.len);
 }
 
 static void end_stream(struct follower *f, ssize_t why)
 {
-	static const char lost[] =
-	        "event: error\ndata: {\"error\":{\"code\":400,\"message\":\"Stream offset lost, please "
-	        "restart\",\"type\":\"invalid_request_error\"}}\n\n";
+	static const char lost[] = "event: error\ndata: {\"error\":{\"code\":400,\"message\":\"" OFFSET_LOST
+	                           "\",\"type\":\"invalid_request_error\"}}\n\n";
 	if (why == FS_ELIMIT)
 		fs_http_stream_write(f->r, lost, sizeof(lost) - 1);
 	fs_http_stream_end(f->r);
 }
 
-/* What the session has, as far as the client takes it. 0: wait to be called again. */
-static ssize_t carry(struct follower *f, bool events)
+/* What the session has, as far as the client takes it. 0: wait to be called again. last: the server ends, and
+ * waits for no slow client. */
+static ssize_t carry(struct follower *f, bool events, bool last)
 {
 	static _Thread_local char piece[PIECE];
 	for (;;) {
 		if (events && fs_http_stream_backlog(f->r) > ENOUGH_BACKLOG) {
+			if (last)
+				return FS_ECANCELLED;
 			fs_http_when_drained(f->r, call_soon, f);
 			return 0;
 		}
@@ -107,7 +114,37 @@ static ssize_t carry(struct follower *f, bool events)
 	}
 }
 
-/* The loop's turn at a follower. */
+/* Its headers, as soon as they are known; before that, when events are to be expected, a sign of life. */
+static void begin(struct follower *f, const struct fs_reader_kind *kind)
+{
+	if (kind->known && kind->events && !f->begun) {
+		fs_http_stream_begin(f->r);
+		f->begun = true;
+	}
+	if (kind->known || !kind->events_expected || f->announced)
+		return;
+	f->announced = true;
+	if (kind->error_before)
+		fs_http_set_stream_frame(f->r, kind->error_before, kind->error_after);
+	fs_http_stream_begin_after(f->r, FIRST_SIGN_MS);
+}
+
+static bool is_head(const struct follower *f)
+{
+	return strcmp(fs_http_method(f->r), "HEAD") == 0;
+}
+
+/* HEAD asks for what is known at once. */
+static void end_head(struct follower *f, const struct fs_reader_kind *kind)
+{
+	if (kind->events)
+		fs_http_stream_end(f->r);
+	else
+		fs_http_reply(f->r, kind->status, kind->content_type, NULL, "", 0);
+}
+
+/* The loop's turn at a follower. A token that fired for another cause than the client's leaving ends nothing
+ * here: the session's producer is told the same, and its last words are still to be sent. */
 static void go_on(void *arg)
 {
 	struct follower *f = arg;
@@ -118,16 +155,21 @@ static void go_on(void *arg)
 		return;
 	}
 	fs_reader_kind(f->reader, &kind);
-	if (kind.known && kind.events && !f->begun) {
-		fs_http_stream_begin(f->r);
-		f->begun = true;
-	}
-	ssize_t rc = fs_cancelled(fs_http_cancel(f->r)) ? FS_ECANCELLED : carry(f, kind.events);
+	begin(f, &kind);
+	enum fs_cancel_cause cause = fs_cancel_cause(fs_http_cancel(f->r));
+	bool left = cause == FS_CANCEL_CLIENT || cause == FS_CANCEL_UNREAD;
+	ssize_t rc = left ? FS_ECANCELLED : carry(f, kind.events, cause == FS_CANCEL_SHUTDOWN);
 	if (rc < 0) {
-		if (kind.known && !kind.events)
-			end_whole(f, &kind);
+		if (left && !f->begun) /* it may have closed its writing side alone */
+			reply_error(f->r, 499, "invalid_request_error",
+			        "the client closed its side of the connection");
+		else if (kind.known && !kind.events)
+			end_whole(f, &kind, rc);
 		else
 			end_stream(f, rc);
+		follower_end(f);
+	} else if (kind.known && is_head(f)) {
+		end_head(f, &kind);
 		follower_end(f);
 	}
 	follower_unref(f);
@@ -173,7 +215,7 @@ struct fs_session *api_session_open(
 	struct fs_errbuf e;
 	if (!id || !*id || !api->streams)
 		return NULL;
-	api_owner_of(api, r, owner);
+	api_owner_of(r, owner);
 	int rc = fs_session_open(
 	        api->streams, id, owner, cancel, fs_http_header(r, "Last-Event-ID") != NULL, &s, &e);
 	fs_http_add_header(r, "X-Conversation-Resumable", rc ? "no" : "yes");
@@ -226,7 +268,7 @@ static void get_stream(const struct fs_api *api, struct fs_http_request *r, cons
 	uint8_t owner[FS_SESSION_OWNER];
 	struct fs_errbuf e = {"Stream not found or expired"};
 	uint64_t from;
-	api_owner_of(api, r, owner);
+	api_owner_of(r, owner);
 	bool good = offset_of(r, &from);
 	struct follower *f = follower_new(r);
 	if (!f) {
@@ -265,7 +307,7 @@ void fs_api_stream_delete(void *arg, struct fs_http_request *r)
 	char *id = conversation_of(r);
 	uint8_t owner[FS_SESSION_OWNER];
 	if (id) {
-		api_owner_of(api, r, owner);
+		api_owner_of(r, owner);
 		fs_streams_delete(api->streams, id, owner);
 		fs_http_reply(r, 204, "application/json", NULL, "", 0);
 	}
@@ -273,48 +315,63 @@ void fs_api_stream_delete(void *arg, struct fs_http_request *r)
 	fs_http_unref(r);
 }
 
-static void add_rows(const struct fs_api *api, const char *id, const uint8_t *owner, json_t *out)
+static void add_rows(const struct fs_api *api, const char *id, const uint8_t *owner,
+        struct fs_session_row *rows, json_t *out)
 {
-	struct fs_session_row *rows = calloc(MAX_LOOKUP_ROWS, sizeof(*rows));
-	size_t n = rows ? fs_streams_lookup(api->streams, id, owner, rows, MAX_LOOKUP_ROWS) : 0;
-	for (size_t i = 0; i < n && json_array_size(out) < MAX_LOOKUP_ROWS; i++)
+	size_t n = fs_streams_lookup(api->streams, id, owner, rows, MAX_LOOKUP_ROWS - json_array_size(out));
+	for (size_t i = 0; i < n; i++)
 		json_array_append_new(
 		        out, json_pack("{s:o, s:b, s:I, s:I, s:I}", "conversation_id", api_text(rows[i].id),
 		                     "is_done", rows[i].done, "total_bytes", (json_int_t)rows[i].total_bytes,
 		                     "started_at", (json_int_t)rows[i].started_at, "completed_at",
 		                     (json_int_t)rows[i].completed_at));
+}
+
+/* NULL: memory is out. */
+static json_t *look_up(const struct fs_api *api, const struct fs_http_request *r, const json_t *ids)
+{
+	struct fs_session_row *rows = calloc(MAX_LOOKUP_ROWS, sizeof(*rows));
+	json_t *out = rows ? json_array() : NULL;
+	uint8_t owner[FS_SESSION_OWNER];
+	api_owner_of(r, owner);
+	for (size_t i = 0; out && i < json_array_size(ids); i++) {
+		const json_t *id = json_array_get(ids, i);
+		if (json_string_length(id) > 0)
+			add_rows(api, json_string_value(id), owner, rows, out);
+	}
 	free(rows);
+	return out;
+}
+
+/* On the loop, so both the body and the number of look-ups are kept small. NULL: *root is the request. */
+static const char *read_lookup(const char *body, size_t n, json_t **root, char *text, size_t cap)
+{
+	json_error_t je;
+	if (n > MAX_LOOKUP_BODY)
+		return "invalid body: it is too large";
+	*root = json_loadb(body, n, 0, &je);
+	if (!*root)
+		snprintf(text, cap, "invalid body: %s", je.text);
+	else if (json_array_size(json_object_get(*root, "conversation_ids")) > MAX_LOOKUP_IDS)
+		snprintf(text, cap, "invalid body: more than %d conversation_ids", MAX_LOOKUP_IDS);
+	else
+		return NULL;
+	return text;
 }
 
 void fs_api_streams_lookup(void *arg, struct fs_http_request *r)
 {
-	const struct fs_api *api = arg;
-	uint8_t owner[FS_SESSION_OWNER];
 	size_t n;
-	json_error_t je;
-	const char *body = fs_http_body(r, &n);
-	json_t *root = json_loadb(body, n, 0, &je), *out = json_array();
-	if (!root) {
-		char message[256];
-		snprintf(message, sizeof(message), "invalid body: %s", je.text);
+	char text[256];
+	json_t *root = NULL;
+	const char *body = fs_http_body(r, &n), *wrong = read_lookup(body, n, &root, text, sizeof(text));
+	if (wrong) {
 		const struct api_error err = {
-		        .status = 400, .type = "invalid_request_error", .message = message};
+		        .status = 400, .type = "invalid_request_error", .message = wrong};
 		api_reply_error(r, &err);
+		fs_http_unref(r);
 	} else {
-		size_t i;
-		json_t *id;
-		api_owner_of(api, r, owner);
-		json_array_foreach(json_object_get(root, "conversation_ids"), i,
-		        id) if (json_is_string(id) && json_string_length(id) > 0)
-		        add_rows(api, json_string_value(id), owner, out);
-		char *text = json_dumps(out, JSON_COMPACT);
-		if (text)
-			fs_http_reply(r, 200, NULL, NULL, text, strlen(text));
-		else
-			fs_http_stream_end(r);
-		free(text);
+		api_reply_json(r, look_up(arg, r, json_object_get(root, "conversation_ids")));
 	}
 	json_decref(root);
-	json_decref(out);
-	fs_http_unref(r);
 }

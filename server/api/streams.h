@@ -10,7 +10,7 @@
 
 /* Names whom the request's sessions belong to: its API key; all share one owner when the server has no keys.
  */
-void api_owner_of(const struct fs_api *api, const struct fs_http_request *r, uint8_t owner[FS_SESSION_OWNER]);
+void api_owner_of(const struct fs_http_request *r, uint8_t owner[FS_SESSION_OWNER]);
 
 /* Opens the session that the request's X-Conversation-Id asks for. NULL: it asks for none, or there is none
  * to be had, which a header of the answer says. cancel ends the work. */

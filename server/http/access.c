@@ -170,25 +170,31 @@ const char *http_access_cors(const struct http_access *a, const struct http_head
 /* ---- keys ---- */
 
 /* Hashes of one length are compared, all of them, so that time tells neither length nor content. */
-static bool is_key(const struct http_access *a, const char *said)
+static int find_key(const struct http_access *a, const char *said)
 {
 	uint8_t digest[32];
-	int found = 0;
+	int found = -1;
 	if (!said || !hash(said, digest))
-		return false;
+		return -1;
 	for (size_t i = 0; i < a->n_keys; i++)
-		found |= CRYPTO_memcmp(digest, a->keys[i], sizeof(digest)) == 0;
+		found = CRYPTO_memcmp(digest, a->keys[i], sizeof(digest)) == 0 ? (int)i : found;
 	return found;
 }
 
-static bool key_is_right(const struct http_access *a, const struct http_head *h, struct http_refusal *why)
+int http_access_key(const struct http_access *a, const struct http_head *h)
 {
 	const char *bearer = http_head_find(h, "Authorization");
 	bearer = bearer && strncasecmp(bearer, "Bearer ", 7) == 0 ? bearer + 7 + strspn(bearer + 7, " ")
 	                                                          : NULL;
+	int found = find_key(a, bearer);
+	return found >= 0 ? found : find_key(a, http_head_find(h, "x-api-key"));
+}
+
+static bool key_is_right(const struct http_access *a, const struct http_head *h, struct http_refusal *why)
+{
 	bool open = strcmp(h->method, "OPTIONS") == 0 ||
 	            (is_harmless(h->method) && strcmp(h->path, OPEN_PATH) == 0);
-	if (open || is_key(a, bearer) || is_key(a, http_head_find(h, "x-api-key")))
+	if (open || http_access_key(a, h) >= 0)
 		return true;
 	*why = (struct http_refusal){.status = 401,
 	        .type = "authentication_error",

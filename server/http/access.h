@@ -34,6 +34,8 @@ int http_access_init(
 /* The server is reached from other machines: then by this machine's name too. */
 void http_access_add_machine_name(struct http_access *a);
 bool http_access_allows(const struct http_access *a, const struct http_head *h, struct http_refusal *why);
+/* Which of the keys the request carries; -1 = none. */
+int http_access_key(const struct http_access *a, const struct http_head *h);
 /* What Access-Control-Allow-Origin is to say; NULL when the request's origin is not listed. */
 const char *http_access_cors(const struct http_access *a, const struct http_head *h);
 

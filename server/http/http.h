@@ -90,8 +90,11 @@ const char *fs_http_path(const struct fs_http_request *r);  /* as sent: percent-
 const char *fs_http_query(const struct fs_http_request *r); /* behind the '?', as sent; NULL when none */
 /* One parameter of the query, percent-escapes decoded; NULL when absent. malloc'd. */
 char *fs_http_query_value(const struct fs_http_request *r, const char *name);
-/* What the path holds behind `prefix`, percent-escapes decoded; NULL when it begins otherwise. malloc'd. */
+/* What the path holds behind `prefix`, percent-escapes decoded; NULL when it begins otherwise. malloc'd. Both
+ * are NULL as well when what they decode holds a NUL. */
 char *fs_http_path_tail(const struct fs_http_request *r, const char *prefix);
+/* Which of the options' API keys the request carried; -1 = none. */
+int fs_http_key(const struct fs_http_request *r);
 const char *fs_http_peer(const struct fs_http_request *r); /* the client's address, without its port */
 
 /* Adds a header to the answer or stream, when called before it begins. Any thread; both are copied; at most 1

@@ -81,6 +81,7 @@ struct fs_http_request {
 	int64_t arrived;
 	struct http_head head;
 	char peer[64];
+	int key; /* which of the API keys it carried; -1 = none */
 	char *body;
 	size_t body_len;
 	const char *frame_before, *frame_after;
@@ -152,6 +153,8 @@ struct fs_http_request *http_request_create(
 
 /* route.c. [loop] */
 void http_on_request(struct evhttp_request *req, void *arg);
+/* 500, when memory was out for any answer of the handler's. */
+void http_answer_failure(struct fs_http *h, struct evhttp_request *req);
 /* The connection's last answer says so; to be called before any answer begins. */
 void http_say_if_last(struct fs_http *h, struct evhttp_request *req);
 

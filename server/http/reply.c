@@ -135,7 +135,7 @@ static void do_end(struct fs_http_request *r)
 	if (started)
 		evhttp_send_reply_end(req);
 	else
-		evhttp_send_reply(req, 500, NULL, NULL);
+		http_answer_failure(r->h, req);
 }
 
 /* The error of a request whose stream has begun by itself can only be an event. */
@@ -270,9 +270,16 @@ size_t fs_http_stream_backlog(const struct fs_http_request *r)
 	return atomic_load(&r->backlog) + atomic_load(&r->queued);
 }
 
+/* A token that fired for another cause does not end the answer: its last words are still to be sent. */
+static bool client_left(const struct fs_http_request *r)
+{
+	enum fs_cancel_cause cause = fs_cancel_cause(r->cancel);
+	return cause == FS_CANCEL_CLIENT || cause == FS_CANCEL_UNREAD;
+}
+
 int fs_http_stream_begin(struct fs_http_request *r)
 {
-	struct order *o = fs_cancelled(r->cancel) ? NULL : http_order_new(ACT_BEGIN, r, NULL, 0);
+	struct order *o = client_left(r) ? NULL : http_order_new(ACT_BEGIN, r, NULL, 0);
 	if (!o)
 		return FS_ECANCELLED;
 	http_post(r->h, o);
@@ -290,7 +297,7 @@ void fs_http_stream_begin_after(struct fs_http_request *r, int ms)
 
 int fs_http_stream_write(struct fs_http_request *r, const void *data, size_t n)
 {
-	if (fs_cancelled(r->cancel))
+	if (client_left(r))
 		return FS_ECANCELLED;
 	bool fits = atomic_fetch_add(&r->backlog, n) + n <= FS_HTTP_MAX_BACKLOG;
 	struct order *o = fits ? http_order_new(ACT_WRITE, r, data, n) : NULL;

@@ -2,7 +2,6 @@
  */
 #include "server/http/internal.h"
 
-#include <event2/keyvalq_struct.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,15 +59,29 @@ const char *fs_http_query(const struct fs_http_request *r)
 	return r->head.query;
 }
 
+/* n bytes, decoded; NULL when they hold a NUL, which no string of ours has. plus: '+' is a space. */
+static char *decode(const char *s, size_t n, int plus)
+{
+	size_t len = 0;
+	char *copy = strndup(s, n), *out = copy ? evhttp_uridecode(copy, plus, &len) : NULL;
+	free(copy);
+	if (out && strlen(out) == len)
+		return out;
+	free(out);
+	return NULL;
+}
+
+/* By hand: libevent's reader gives up at a parameter without a value, and at a '&' with nothing behind it. */
 char *fs_http_query_value(const struct fs_http_request *r, const char *name)
 {
-	struct evkeyvalq all;
-	if (!r->head.query || evhttp_parse_query_str(r->head.query, &all))
-		return NULL;
-	const char *value = evhttp_find_header(&all, name);
-	char *copy = value ? strdup(value) : NULL;
-	evhttp_clear_headers(&all);
-	return copy;
+	size_t len = strlen(name);
+	for (const char *p = r->head.query; p && *p;) {
+		size_t n = strcspn(p, "&");
+		if (n >= len && strncmp(p, name, len) == 0 && (n == len || p[len] == '='))
+			return n == len ? strdup("") : decode(p + len + 1, n - len - 1, 1);
+		p += n + (p[n] == '&');
+	}
+	return NULL;
 }
 
 char *fs_http_path_tail(const struct fs_http_request *r, const char *prefix)
@@ -76,7 +89,12 @@ char *fs_http_path_tail(const struct fs_http_request *r, const char *prefix)
 	size_t n = strlen(prefix);
 	if (strncmp(r->head.path, prefix, n) != 0)
 		return NULL;
-	return evhttp_uridecode(r->head.path + n, 0, NULL);
+	return decode(r->head.path + n, strlen(r->head.path) - n, 0);
+}
+
+int fs_http_key(const struct fs_http_request *r)
+{
+	return r->key;
 }
 
 const char *fs_http_peer(const struct fs_http_request *r)
@@ -111,6 +129,7 @@ static void take_head(struct fs_http_request *r, struct http_gate *g)
 {
 	char *address = NULL;
 	uint16_t port;
+	r->key = http_access_key(&r->h->access, &g->head);
 	r->head = g->head;
 	g->head = (struct http_head){.last = r->head.last};
 	evhttp_connection_get_peer(g->evcon, &address, &port);

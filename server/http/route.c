@@ -82,13 +82,31 @@ static void answer_text(struct fs_http *h, struct evhttp_request *req, const cha
 	answer_error(h, req, path, &why);
 }
 
+void http_answer_failure(struct fs_http *h, struct evhttp_request *req)
+{
+	static const char text[] = "{\"error\":{\"message\":\"out of memory\",\"type\":\"server_error\","
+	                           "\"param\":null,\"code\":null}}";
+	struct evbuffer *b = evbuffer_new();
+	if (b && evhttp_request_get_command(req) != EVHTTP_REQ_HEAD)
+		evbuffer_add(b, text, sizeof(text) - 1);
+	out_header(req, "Content-Type", "application/json");
+	http_say_if_last(h, req);
+	evhttp_send_reply(req, 500, NULL, b);
+	if (b)
+		evbuffer_free(b);
+}
+
 /* ---- CORS ---- */
 
 static void add_cors(const struct fs_http *h, const struct http_head *head, struct evhttp_request *req)
 {
 	const char *origin = http_access_cors(&h->access, head);
-	if (origin)
+	if (origin) {
 		out_header(req, "Access-Control-Allow-Origin", origin);
+		out_header(req, "Access-Control-Expose-Headers",
+		        "x-request-id, request-id, X-Conversation-Resumable, X-Conversation-Error, "
+		        "Retry-After");
+	}
 	if (h->access.n_cors_origins)
 		out_header(req, "Vary", "Origin");
 }

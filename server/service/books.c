@@ -114,6 +114,15 @@ void fs_record_stream(struct fs_record *r, bool stream)
 	pthread_mutex_unlock(&r->books->lock);
 }
 
+void fs_record_conversation(struct fs_record *r)
+{
+	if (!r)
+		return;
+	pthread_mutex_lock(&r->books->lock);
+	r->row.conversation = true;
+	pthread_mutex_unlock(&r->books->lock);
+}
+
 static void phase_locked(struct fs_record *r, enum fs_phase p, int64_t now)
 {
 	r->row.spent[r->row.phase] += now - r->phase_since;

@@ -37,12 +37,12 @@ const char *fs_end_name(enum fs_end e); /* "stop", "length", "cancel", "disconne
 
 struct fs_record_row { /* one record, copied */
 	char id[48];
-	const char *api; /* "chat.completions" …; static */
-	bool stream;
-	int64_t began;       /* monotonic */
-	int64_t began_wall;  /* wall clock, milliseconds */
-	int64_t lasted;      /* until now, or its end */
-	enum fs_phase phase; /* now, or the one that it ended in */
+	const char *api;           /* "chat.completions" …; static */
+	bool stream, conversation; /* conversation: its answer outlives its client */
+	int64_t began;             /* monotonic */
+	int64_t began_wall;        /* wall clock, milliseconds */
+	int64_t lasted;            /* until now, or its end */
+	enum fs_phase phase;       /* now, or the one that it ended in */
 	int64_t phase_age;
 	int64_t spent[FS_N_PHASES];
 	int32_t pictures, pictures_cached;
@@ -83,6 +83,7 @@ void fs_books_destroy(struct fs_books *b); /* NULL is fine; no record may be ope
 /* NULL when memory is out; every function below takes NULL and does nothing. id is copied. */
 struct fs_record *fs_record_open(struct fs_books *b, const char *api, const char *id, int64_t began);
 void fs_record_stream(struct fs_record *r, bool stream);
+void fs_record_conversation(struct fs_record *r);
 /* Time from now on counts for phase p. A phase may come several times. */
 void fs_record_phase(struct fs_record *r, enum fs_phase p);
 void fs_record_pictures(struct fs_record *r, int32_t n, int32_t cached);

@@ -7,6 +7,9 @@
 
 #include <stdatomic.h>
 
+/* What a session's ring has from its beginning: room for a few events. */
+#define STREAM_FIRST_RING ((size_t)16 << 10)
+
 struct fs_reader {
 	struct fs_session *s;
 	struct fs_reader *prev, *next; /* s->lock */
@@ -59,7 +62,8 @@ struct fs_streams {
 bool stream_take_memory(struct fs_streams *t, size_t more, const struct fs_session *self);
 /* The producer is done: the session moves to the completed ones. */
 void stream_completed(struct fs_session *s);
-/* session.c */
+/* session.c. The memory of its first ring is to be taken before, and goes back with the session; NULL: it is
+ * not gone. */
 struct fs_session *stream_session_new(
         struct fs_streams *t, const char *id, const uint8_t *owner, struct fs_cancel *cancel, bool event_ids);
 void stream_session_unref(struct fs_session *s);

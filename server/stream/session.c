@@ -6,8 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-#define FIRST_CAP ((size_t)4096)
-
 struct fs_session *stream_session_new(
         struct fs_streams *t, const char *id, const uint8_t *owner, struct fs_cancel *cancel, bool event_ids)
 {
@@ -16,6 +14,12 @@ struct fs_session *stream_session_new(
 		return NULL;
 	atomic_init(&s->refs, 1);
 	s->table = t;
+	s->cap = FS_MIN(STREAM_FIRST_RING, t->o.ring_bytes);
+	s->ring = malloc(s->cap);
+	if (!s->ring) {
+		free(s);
+		return NULL;
+	}
 	snprintf(s->id, sizeof(s->id), "%s", id);
 	memcpy(s->owner, owner, sizeof(s->owner));
 	s->event_ids = event_ids;
@@ -78,7 +82,7 @@ static bool change_ring(struct fs_session *s, size_t cap)
  * session's lock, since the table's may be needed: what it reads is changed by the producer alone. */
 static void grow(struct fs_session *s, size_t n)
 {
-	size_t most = s->table->o.ring_bytes, cap = s->cap ? s->cap : FS_MIN(FIRST_CAP, most), old = s->cap;
+	size_t most = s->table->o.ring_bytes, cap = s->cap, old = s->cap;
 	uint64_t want = s->total - s->dropped + n;
 	while (cap < want && cap < most)
 		cap = FS_MIN(cap * 2, most);
@@ -102,8 +106,7 @@ static void append_locked(struct fs_session *s, const uint8_t *data, size_t n)
 	if (total - s->dropped > s->cap)
 		drop_to(s, total - s->cap);
 	size_t keep = (size_t)FS_MIN((uint64_t)n, total - s->dropped);
-	if (s->cap)
-		copy_in(s, total - keep, data + n - keep, keep);
+	copy_in(s, total - keep, data + n - keep, keep);
 	s->total = total;
 }
 
@@ -135,7 +138,22 @@ void fs_session_kind(struct fs_session *s, bool events, int status, const char *
 	if (!s)
 		return;
 	pthread_mutex_lock(&s->lock);
-	s->kind = (struct fs_reader_kind){true, events, status, content_type};
+	s->kind.known = true;
+	s->kind.events = events;
+	s->kind.status = status;
+	s->kind.content_type = content_type;
+	pthread_mutex_unlock(&s->lock);
+	tell_readers(s);
+}
+
+void fs_session_expect_events(struct fs_session *s, const char *before, const char *after)
+{
+	if (!s)
+		return;
+	pthread_mutex_lock(&s->lock);
+	s->kind.events_expected = true;
+	s->kind.error_before = before;
+	s->kind.error_after = after;
 	pthread_mutex_unlock(&s->lock);
 	tell_readers(s);
 }
@@ -257,7 +275,7 @@ ssize_t fs_reader_read(struct fs_reader *r, void *buf, size_t cap)
 		r->at += n;
 		rc = (ssize_t)n;
 	} else {
-		rc = s->done || s->ended ? FS_ECANCELLED : 0;
+		rc = s->done || (s->ended && s->kind.known) ? FS_ECANCELLED : 0;
 	}
 	pthread_mutex_unlock(&s->lock);
 	return rc;

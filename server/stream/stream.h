@@ -51,10 +51,14 @@ void fs_streams_stats(struct fs_streams *s, struct fs_streams_stats *out);
  * Makes a session. One with this id and owner that exists is taken out of the table: a running one's token
  * fires (deleted) and its readers come to an end. An id that another owner uses is another session.
  * event_ids: each event gets an "id: " line with the offset behind it. FS_EINVAL: an id that is empty or too
- * long. FS_ELIMIT: max_sessions run already.
+ * long. FS_ELIMIT: max_sessions run already, or their rings hold all the memory.
  */
 int fs_session_open(struct fs_streams *s, const char *id, const uint8_t owner[FS_SESSION_OWNER],
         struct fs_cancel *cancel, bool event_ids, struct fs_session **out, struct fs_errbuf *e);
+/* The answer will be a stream of events when nothing goes wrong, so that readers may begin theirs before they
+ * know. before, after: what stands around the JSON of an error that comes instead; static, NULL = they do not
+ * matter. */
+void fs_session_expect_events(struct fs_session *s, const char *before, const char *after);
 /* What the bytes are: a stream of events (status 200), or one answer with its status and type. Said once,
  * before the first byte; readers that attached before learn it then. content_type is static text. */
 void fs_session_kind(struct fs_session *s, bool events, int status, const char *content_type);
@@ -81,6 +85,8 @@ struct fs_reader_kind {
 	bool known, events;
 	int status;
 	const char *content_type;
+	bool events_expected; /* see fs_session_expect_events */
+	const char *error_before, *error_after;
 };
 void fs_reader_kind(struct fs_reader *r, struct fs_reader_kind *out);
 /* > 0: bytes copied to buf. 0: nothing now. FS_ECANCELLED: the end; all was read. FS_ELIMIT: it fell behind
@@ -91,8 +97,8 @@ void fs_reader_detach(struct fs_reader *r);           /* NULL is fine */
 
 /* ---- by id ---- */
 
-/* Takes it out of the table and fires its token when it still runs; readers come to an end. Whether there was
- * one. */
+/* Takes it out of the table and fires its token when it still runs; readers come to an end, those that do not
+ * know yet what the answer is when the producer has said how it ended. Whether there was one. */
 bool fs_streams_delete(struct fs_streams *s, const char *id, const uint8_t owner[FS_SESSION_OWNER]);
 bool fs_streams_has(struct fs_streams *s, const char *id, const uint8_t owner[FS_SESSION_OWNER]);
 struct fs_session_row {

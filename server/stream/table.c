@@ -143,9 +143,9 @@ bool stream_take_memory(struct fs_streams *t, size_t more, const struct fs_sessi
 		pthread_mutex_lock(&t->lock);
 		struct fs_session *s = t->done_first ? take_oldest(t, NULL) : NULL;
 		pthread_mutex_unlock(&t->lock);
-		FS_ASSERT(s != self); /* it still runs */
 		if (!s)
 			return false;
+		FS_ASSERT(s != self); /* it still runs */
 		drop_chain(s);
 	}
 }
@@ -181,38 +181,70 @@ static bool make_place(struct fs_streams *t, struct fs_session **chain)
 	return t->n_sessions < t->o.max_sessions;
 }
 
-int fs_session_open(struct fs_streams *t, const char *id, const uint8_t owner[FS_SESSION_OWNER],
-        struct fs_cancel *cancel, bool event_ids, struct fs_session **out, struct fs_errbuf *e)
+/* Takes out what the id named so far: its token fires and its readers end. */
+static void replace(struct fs_streams *t, const char *id, const uint8_t *owner)
 {
-	size_t n = strlen(id);
-	if (n == 0 || n > FS_SESSION_ID_MAX)
-		return fs_fail(e, FS_EINVAL, "a conversation's id has 1 to %d bytes", FS_SESSION_ID_MAX);
-	struct fs_session *s = stream_session_new(t, id, owner, cancel, event_ids);
-	if (!s)
-		return fs_fail(e, FS_ENOMEM, "out of memory");
 	pthread_mutex_lock(&t->lock);
-	struct fs_session *chain = take_expired(t, fs_now()), *old = find(t, id, owner);
+	struct fs_session *old = find(t, id, owner);
 	if (old) {
 		unlist(t, old);
 		t->replaced++;
 	}
-	bool place = make_place(t, &chain);
-	if (place) {
-		list(t, s);
-		t->opened++;
-	} else {
-		t->refused++;
-	}
 	pthread_mutex_unlock(&t->lock);
-	drop_chain(chain);
-	if (old) {
-		stream_session_end(old, FS_CANCEL_DELETED);
-		stream_session_unref(old);
+	if (!old)
+		return;
+	stream_session_end(old, FS_CANCEL_DELETED);
+	stream_session_unref(old);
+}
+
+static int refuse(struct fs_streams *t, struct fs_errbuf *e, const char *text)
+{
+	pthread_mutex_lock(&t->lock);
+	t->refused++;
+	pthread_mutex_unlock(&t->lock);
+	return fs_fail(e, FS_ELIMIT, "%s", text);
+}
+
+/* False: there are too many. Another request with the same id may have come in between, and is replaced. */
+static bool try_list(struct fs_streams *t, struct fs_session *s)
+{
+	struct fs_session *chain = NULL;
+	bool place = false, again = true;
+	while (again) {
+		pthread_mutex_lock(&t->lock);
+		again = find(t, s->id, s->owner) != NULL;
+		place = !again && make_place(t, &chain);
+		if (place) {
+			list(t, s);
+			t->opened++;
+		}
+		pthread_mutex_unlock(&t->lock);
+		if (again)
+			replace(t, s->id, s->owner);
 	}
-	if (!place) {
+	drop_chain(chain);
+	return place;
+}
+
+int fs_session_open(struct fs_streams *t, const char *id, const uint8_t owner[FS_SESSION_OWNER],
+        struct fs_cancel *cancel, bool event_ids, struct fs_session **out, struct fs_errbuf *e)
+{
+	size_t n = strlen(id), first = FS_MIN(STREAM_FIRST_RING, t->o.ring_bytes);
+	if (n == 0 || n > FS_SESSION_ID_MAX)
+		return fs_fail(e, FS_EINVAL, "a conversation's id has 1 to %d bytes", FS_SESSION_ID_MAX);
+	fs_streams_expire(t, fs_now());
+	replace(t, id,
+	        owner); /* also when the new one gets no session: nobody is to read an old answer for it */
+	if (!stream_take_memory(t, first, NULL))
+		return refuse(t, e, "the answers that are being given fill the memory for conversations");
+	struct fs_session *s = stream_session_new(t, id, owner, cancel, event_ids);
+	if (!s) {
+		atomic_fetch_sub(&t->bytes, first);
+		return fs_fail(e, FS_ENOMEM, "out of memory");
+	}
+	if (!try_list(t, s)) {
 		stream_session_unref(s);
-		return fs_fail(
-		        e, FS_ELIMIT, "%zu conversations are being answered already", t->o.max_sessions);
+		return refuse(t, e, "as many conversations as this server keeps are being answered already");
 	}
 	*out = s;
 	return FS_OK;

@@ -129,6 +129,65 @@ def test_delete_ends_the_work(host, servers, tmp_path, phase):
     assert server.raw("DELETE", "/v1/stream?conv_id=never")[0] == 204
 
 
+@pytest.fixture
+def slow_eyes(host, servers):
+    """A server whose pictures take as long as they say."""
+    host.configure(encoder=str(lab.FAKE_ENCODER), extended=True, encoder_args=["--embd", "192", "--rows", "6x6"])
+    host.start()
+    return lambda **config: servers(host, context=65536, **config).wait_for_eyes()
+
+
+def slow_picture(ms, **more):
+    return {"messages": [lab.user(QUESTION, lab.png_with(PICTURE, f"delay={ms}"))], "max_tokens": 4, **more}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("replaced", [True, False])
+def test_who_still_waits_for_the_answer_is_told_of_its_end(slow_eyes, stream, replaced):
+    server = slow_eyes()
+    client = start(server, "w", slow_picture(600_000, stream=stream))
+    lab.wait_for(lambda: server.phases() == ["encode"], "the encode")
+    reader = server.send_raw("GET", "/v1/stream/w")
+    lab.wait_for(lambda: server.status()["streams"]["readers"] == stream + 1, "the reader")
+    if replaced:
+        assert lab.read_answer(start(server, "w"))[0] == 200
+    else:
+        assert server.raw("DELETE", "/v1/stream/w")[0] == 204
+    for who in (client, reader):
+        status, headers, text = lab.read_answer(who)
+        assert (status, headers["content-type"], json.loads(text)["error"]["code"]) == (499, "application/json", "conversation_deleted")
+
+
+def test_a_reader_sees_life_while_a_picture_is_encoded(slow_eyes):
+    server = slow_eyes()
+    client = start(server, "k", slow_picture(8000, stream=True))
+    lab.wait_for(lambda: server.phases() == ["encode"], "the encode")
+    whole = server.raw("GET", "/v1/stream/k")[2]
+    assert whole.startswith(b": keep-alive\n\ndata: ") and whole.endswith(b"data: [DONE]\n\n")
+    assert lab.read_answer(client)[2] == whole
+    assert get(server, "k")[2] == whole.removeprefix(b": keep-alive\n\n")
+
+
+def test_the_last_words_of_a_late_answer_reach_all(servers):
+    """The server's own timeout_s, which is the followers' as well."""
+    server = servers(context=65536, timeout_s=2)
+    client = start(server, "late", body(max_tokens=1_000_000, ignore_eos=True))
+    reader = server.send_raw("GET", "/v1/stream/late")
+    for who in (client, reader):
+        assert b'"code":"timeout"' in lab.read_answer(who)[2].split(b"data: ")[-2]
+
+
+def test_head_is_answered_at_once(server):
+    client = start(server, "h", body(max_tokens=1_000_000, ignore_eos=True))
+    lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
+    with server.send_raw("HEAD", "/v1/stream/h") as asking:
+        head = asking.recv(4096)
+    assert head.startswith(b"HTTP/1.1 200 ") and b"text/event-stream" in head
+    client.close()
+    server.raw("DELETE", "/v1/stream/h")
+    assert server.send_raw("HEAD", "/v1/stream/h").recv(4096).startswith(b"HTTP/1.1 404 ")
+
+
 def test_a_new_request_takes_the_place_of_the_old(server):
     old = start(server, "r", body(max_tokens=1_000_000, ignore_eos=True))
     lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
@@ -190,6 +249,9 @@ def test_what_is_wrong_is_said(server):
     assert get(server, "a/b", total + 10)[2] == b""
     assert get(server, "a/b", "12abc")[2] == whole[12:]
     assert get(server, "a/b", "-1")[2] == b""
+    assert error("/v1/stream/") == missing
+    assert error("/v1/stream/a%2Fb%00c") == missing and error("/v1/stream?conv_id=a%2Fb%00") == missing  # no id holds a NUL
+    assert server.raw("GET", "/v1/stream?x&conv_id=a%2Fb&")[2] == whole  # other parameters, of whatever shape
 
 
 def test_last_event_id_is_an_offset(server):
@@ -224,6 +286,9 @@ def test_lookup(server):
     status, reply = server.request("/v1/streams/lookup", raw=b"nonsense")
     assert status == 400 and reply["error"]["message"].startswith("invalid body: ")
     assert server.request("/v1/streams")[0] == 404  # nothing lists the ids of others
+    for much in ({"conversation_ids": ["x"] * 1025}, {"conversation_ids": ["x" * 600_000]}):  # it is answered on the server's loop
+        status, reply = server.request("/v1/streams/lookup", much)
+        assert status == 400 and reply["error"]["message"].startswith("invalid body: ")
 
 
 def test_a_conversation_belongs_to_its_key(servers):
@@ -235,6 +300,9 @@ def test_a_conversation_belongs_to_its_key(servers):
     assert server.raw("DELETE", "/v1/stream/k", headers=bert)[0] == 204
     assert get(server, "k", **anna)[0] == 200
     assert get(server, "k")[0] == 401
+    both = {"Authorization": "Bearer nonsense"}  # as clients send that must send something: the key that counts is the right one
+    assert get(server, "k", **both, **{"x-api-key": "anna"})[0] == 200
+    assert get(server, "k", **both, **bert)[0] == 404
 
 
 def test_without_room_the_answer_still_comes(servers):
@@ -250,11 +318,14 @@ def test_shutdown_ends_sessions_and_readers(servers):
     server = servers(context=65536, drain_s=0)
     client = start(server, "s", body(max_tokens=1_000_000, ignore_eos=True))
     lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
-    client.close()
-    reader = server.send_raw("GET", "/v1/stream/s?from=0")
-    lab.read_body_bytes(reader, 10)
+    other = start(server, "o")  # waits for the engine
+    lab.wait_for(lambda: "queue" in server.phases(), "the second in the queue")
+    readers = [server.send_raw("GET", f"/v1/stream/{name}?from=0") for name in "sso"]
+    lab.wait_for(lambda: server.status()["streams"]["readers"] == 5, "them all")
     server.stop()
-    lab.drain(reader)
+    for who in (client, *readers, other):
+        status, _, text = lab.read_answer(who)
+        assert b"the server is shutting down" in text and (status == 503 or text.endswith(b"data: [DONE]\n\n"))
 
 
 @pytest.mark.parametrize("path,request_body,end", [

@@ -91,6 +91,7 @@ static void do_open(struct world *w, int id)
 	m->id = id;
 	m->cancel = fs_cancel_create(FS_NEVER);
 	assert_int_equal(fs_session_open(w->t, name_of(id), anna, m->cancel, false, &m->s, NULL), FS_OK);
+	fs_session_kind(m->s, true, 200, "text/event-stream");
 	take_out(w, id);
 	w->current[id] = w->all[w->n_all++] = m;
 }
@@ -268,20 +269,29 @@ static void memory_of_all_is_bounded(void **state)
 	assert_int_equal(fs_reader_attach(t, "c15", anna, 0, count_notify, &n, &r, NULL), FS_ENOTFOUND);
 	assert_int_equal(fs_reader_attach(t, "c19", anna, 0, count_notify, &n, &r, NULL), FS_OK);
 	fs_reader_detach(r);
-	struct fs_session *live[6];
-	for (int i = 0; i < 6; i++) { /* running ones are not taken out: they keep fewer bytes */
+	struct fs_session *live[4], *more = NULL;
+	struct fs_errbuf e;
+	for (int i = 0; i < 4; i++) { /* running ones are not taken out: they keep fewer bytes */
 		char id[16];
 		snprintf(id, sizeof(id), "l%d", i);
 		live[i] = open_one(t, id);
-		fs_session_append(live[i], block, sizeof(block));
 	}
+	for (int i = 0; i < 8; i++)
+		fs_session_append(live[i % 4], block, sizeof(block));
 	fs_streams_stats(t, &st);
 	assert_true(st.bytes <= TOTAL);
-	assert_int_equal(st.live, 6);
+	assert_int_equal(st.live, 4);
 	assert_int_equal(st.completed, 0);
-	assert_true(st.dropped_bytes > 0);
-	for (int i = 0; i < 6; i++)
+	assert_int_equal(st.dropped_bytes, 4 * sizeof(block));
+	/* and no further one begins that could keep nothing at all */
+	assert_int_equal(fs_session_open(t, "m", anna, NULL, false, &more, &e), FS_ELIMIT);
+	fs_session_finish(live[0]);
+	assert_int_equal(fs_session_open(t, "m", anna, NULL, false, &more, &e), FS_OK);
+	fs_streams_stats(t, &st);
+	assert_int_equal(st.refused, 1);
+	for (int i = 1; i < 4; i++)
 		fs_session_finish(live[i]);
+	fs_session_finish(more);
 	fs_streams_destroy(t);
 }
 
@@ -319,6 +329,36 @@ static void completed_ones_expire_and_running_ones_never(void **state)
 	assert_int_equal(st.live, 1);
 	assert_int_equal(st.expired, 1);
 	fs_session_finish(b);
+	fs_streams_destroy(t);
+}
+
+/* Who does not know yet what the answer is waits for how the work ended, also when the session is taken out;
+ * others end at once. */
+static void readers_of_a_deleted_one_are_told(void **state)
+{
+	struct fs_streams *t = make(0, 0, 0);
+	struct fs_reader *r;
+	struct fs_reader_kind kind;
+	char buf[16];
+	atomic_int n = 0;
+	for (int known = 0; known < 2; known++) {
+		struct fs_session *s = open_one(t, "a");
+		fs_session_expect_events(s, "before", "after");
+		if (known)
+			fs_session_kind(s, true, 200, "text/event-stream");
+		assert_int_equal(fs_reader_attach(t, "a", anna, 0, count_notify, &n, &r, NULL), FS_OK);
+		fs_reader_kind(r, &kind);
+		assert_true(kind.events_expected && kind.known == known);
+		assert_string_equal(kind.error_after, "after");
+		assert_true(fs_streams_delete(t, "a", anna));
+		assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), known ? FS_ECANCELLED : 0);
+		fs_session_kind(s, false, 499, "application/json");
+		fs_session_append(s, "why", 3);
+		assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), 3);
+		fs_session_finish(s);
+		assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), FS_ECANCELLED);
+		fs_reader_detach(r);
+	}
 	fs_streams_destroy(t);
 }
 
@@ -456,6 +496,7 @@ int main(void)
 	        cmocka_unit_test(memory_of_all_is_bounded),
 	        cmocka_unit_test(too_many_running_ones_are_refused),
 	        cmocka_unit_test(completed_ones_expire_and_running_ones_never),
+	        cmocka_unit_test(readers_of_a_deleted_one_are_told),
 	        cmocka_unit_test(events_carry_their_offsets),
 	        cmocka_unit_test(threads_see_the_right_bytes),
 	};
