@@ -344,6 +344,7 @@ static int check_times(struct run *r, int64_t *next, struct fs_errbuf *e)
 {
 	const struct fs_vision_opts *o = &r->h->v->o;
 	int64_t now = fs_now(), dead = r->link.last_alive + o->dead_after_ms * FS_MS;
+	int rc = FS_OK;
 	if (r->link.hello_seen)
 		r->hello_by = FS_NEVER;
 	if (now >= r->hello_by)
@@ -353,10 +354,11 @@ static int check_times(struct run *r, int64_t *next, struct fs_errbuf *e)
 	if (now >= r->next_ping) {
 		r->next_ping = FS_NEVER; /* until its PONG */
 		r->ping_sent = now;
-		return fs_link_queue(&r->link, FS_FRAME_PING, 0, &now, sizeof(now), e);
+		rc = fs_link_queue(&r->link, FS_FRAME_PING, 0, &now, sizeof(now), e);
 	}
+	/* also after a ping: behind an upload that is stuck it may never be sent */
 	*next = FS_MIN(FS_MIN(r->hello_by, dead), r->next_ping);
-	return FS_OK;
+	return rc;
 }
 
 /* Tells the host that its lease is over; waits until its kernel has it, within the limit. */

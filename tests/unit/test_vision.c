@@ -585,6 +585,27 @@ static void silent_agents_are_noticed_by_their_pings(void **state)
 	fs_vision_destroy(r.v);
 }
 
+static void hosts_that_freeze_under_an_upload_are_given_up(void **state)
+{
+	struct rig r;
+	prepare(&r, "");
+	r.o.ping_interval_ms = 100;
+	r.o.dead_after_ms = 1500;
+	r.o.encode_timeout_ms = 30000;
+	start(&r);
+	wait_state(&r, 0, FS_HOST_UP);
+	assert_true(test_sshd_signal_sessions(&sshd, SIGSTOP) > 0);
+	struct fs_vision_job *j = submit(&r, 16 << 20, 1, NULL); /* more than window and sockets take */
+	struct fs_rows *rows = NULL;
+	struct fs_errbuf e = {""};
+	if (fs_vision_wait(j, &rows, &e)) /* over a fresh connection, which is not frozen */
+		fail_msg("%s", e.text);
+	fs_rows_unref(rows);
+	fs_vision_job_destroy(j);
+	test_sshd_signal_sessions(&sshd, SIGCONT);
+	fs_vision_destroy(r.v);
+}
+
 static void two_hosts_share_and_stand_in(void **state)
 {
 	enum { N = 8 };
@@ -701,6 +722,7 @@ int main(void)
 	        cmocka_unit_test(lost_host_comes_back_by_itself),
 	        cmocka_unit_test(frozen_host_is_noticed),
 	        cmocka_unit_test(silent_agents_are_noticed_by_their_pings),
+	        cmocka_unit_test(hosts_that_freeze_under_an_upload_are_given_up),
 	        cmocka_unit_test(two_hosts_share_and_stand_in),
 	        cmocka_unit_test(second_host_with_another_model_is_refused),
 	        cmocka_unit_test(nonsense_is_refused),
