@@ -36,7 +36,7 @@ class Host:
         self.socket = run / "watchdog.sock"
         self.env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp), "TMPDIR": str(tmp)}
         self.process = None
-        self.pids = set()
+        self.program = WATCHDOG
         self.spools = set()
         self.configure(**config)
 
@@ -46,16 +46,24 @@ class Host:
                 "encoder_args": ["--log", str(self.enc_log), *args], "log_level": "debug"}
         self.config.write_text(json.dumps({**base, **config}))
 
-    def start(self):
-        self.process = subprocess.Popen([WATCHDOG, "--socket", self.socket, "--config", self.config], env=self.env,
-                                        stderr=open(self.log, "ab"))
+    def run(self, *args, before=(), **env):
+        """A watchdog of this host, which need not become the one that serves."""
+        return subprocess.Popen([*before, self.program, "--socket", self.socket, "--config", self.config, *args], env={**self.env, **env},
+                                stderr=open(self.log, "ab"))
+
+    def start(self, *args, **more):
+        self.process = self.run(*args, **more)
         fc.wait_for(self.socket.exists, "the watchdog's socket")
         fc.wait_for(self.try_status, "an answer to status")
         return self
 
     def try_status(self):
-        p = subprocess.run([WATCHDOG, "--socket", self.socket, "status"], capture_output=True, text=True, env=self.env)
+        p = self.ask("status")
         return json.loads(p.stdout) if p.returncode == 0 and p.stdout else None
+
+    def ask(self, *command, program=None):
+        """The finished process of an admin's command."""
+        return subprocess.run([program or self.program, "--socket", self.socket, *command], capture_output=True, text=True, env=self.env)
 
     def status(self):
         s = self.try_status()
