@@ -1,0 +1,133 @@
+/* The watchdog's configuration on the host, and its start. */
+#include "server/cli/host.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BEFORE ".before-farsight" /* a configuration that was there before add came: remove puts it back */
+
+static json_t *wishes(const struct host *h)
+{
+	json_t *w = json_object();
+	if (*h->host_mmproj)
+		json_object_set_new(w, "mmproj", json_string(h->host_mmproj));
+	if (*h->host_model)
+		json_object_set_new(w, "model", json_string(h->host_model));
+	if (h->o.encoder)
+		json_object_set_new(w, "encoder", json_string(h->o.encoder));
+	if (h->o.n_encoder_args) {
+		json_t *args = json_array();
+		for (size_t i = 0; i < h->o.n_encoder_args; i++)
+			json_array_append_new(args, json_string(h->o.encoder_args[i]));
+		json_object_set_new(w, "encoder_args", args);
+	}
+	if (h->o.gpu)
+		json_object_set_new(w, "gpu", json_true());
+	if (h->o.threads)
+		json_object_set_new(w, "threads", json_integer(h->o.threads));
+	return w;
+}
+
+static int write_settings(
+        struct host *h, const struct host_file *f, const json_t *settings, struct fs_errbuf *e)
+{
+	char *text = json_dumps(settings, JSON_INDENT(2));
+	struct fs_buf b;
+	fs_buf_init(&b, HOST_FILE_MAX);
+	int rc = text && !fs_buf_printf(&b, "%s\n", text) ? FS_OK : fs_fail(e, FS_ENOMEM, "out of memory");
+	free(text);
+	if (!rc)
+		rc = host_file_write(h, "config", f, b.data, b.len, BEFORE, e);
+	fs_buf_finish(&b);
+	return rc;
+}
+
+static int settle(struct host *h, const struct host_file *f)
+{
+	struct fs_errbuf e = {""};
+	json_error_t je;
+	json_t *wanted = wishes(h), *now = NULL, *next = NULL;
+	char *changes = NULL;
+	int rc = FS_OK;
+	if (f->exists && !(now = json_loadb((char *)f->text.data, f->text.len, JSON_REJECT_DUPLICATES, &je)))
+		rc = fs_fail(&e, FS_EFORMAT, "%s, line %d: %s", f->path, je.line, je.text);
+	if (!rc)
+		rc = host_json_merge(now, wanted, &next, &changes, &e);
+	if (rc) {
+		rc = host_failed(h, rc, "settings", "mend or remove that file on the host", e.text);
+	} else if (!json_is_string(json_object_get(next, "mmproj"))) {
+		rc = host_failed(h, FS_EINVAL, "settings",
+		        "name the vision model: --mmproj FILE of this machine, or --host-mmproj PATH of one "
+		        "that lies there",
+		        "the host has no vision model");
+	} else if (!changes) {
+		host_ok(h, "settings", "%s", f->path);
+	} else if (f->exists && !host_ask(h, "%s differs: %s. Change it (a copy of the first one stays)?",
+	                                f->path, changes)) {
+		rc = host_failed(h, FS_ECANCELLED, "settings",
+		        "give --yes, or leave the option out that asks for it", "they stay as they are");
+	} else if ((rc = write_settings(h, f, next, &e))) {
+		rc = host_failed(h, rc, "settings", NULL, e.text);
+	} else {
+		h->config_changed = true;
+		host_done(h, "settings", "%s: %s", f->path, changes);
+	}
+	free(changes);
+	json_decref(now);
+	json_decref(next);
+	json_decref(wanted);
+	return rc;
+}
+
+int host_configure(struct host *h)
+{
+	struct host_file f;
+	struct fs_errbuf e = {""};
+	int rc = host_file_read(h, "config", &f, &e);
+	if (rc)
+		return host_failed(h, rc, "settings", NULL, e.text);
+	rc = settle(h, &f);
+	fs_buf_finish(&f.text);
+	return rc;
+}
+
+int host_start(struct host *h)
+{
+	/* One that runs is ended when it would go on with old programs or settings; servers come again. Where
+	 * a user manager runs it keeps the watchdog, else the agent starts one when a server comes. */
+	static const char script[] =
+	        "d=\"$HOME/.local/farsight\"; w=\"$d/bin/farsight-watchdog\"; "
+	        "u=\"$d/lib/systemd/user/farsight-watchdog.service\"; "
+	        "if [ \"$1\" = changed ]; then \"$w\" stop > /dev/null 2>&1; fi; "
+	        "if [ -f \"$u\" ] && systemctl --user show-environment > /dev/null 2>&1; then "
+	        "systemctl --user enable \"$u\" 2> /dev/null && systemctl --user daemon-reload && "
+	        "systemctl --user start farsight-watchdog && echo how=systemd && "
+	        "echo \"linger=$(loginctl show-user \"$(id -un)\" -p Linger --value 2> /dev/null)\"; "
+	        "else echo how=agent; fi";
+	struct fs_errbuf e = {""};
+	struct fs_buf out;
+	char how[16] = "", linger[16] = "";
+	fs_buf_init(&out, 65536);
+	struct host_call c = {.script = script,
+	        .args = {h->programs_changed || h->config_changed ? "changed" : "same"},
+	        .out = &out};
+	int rc = host_call(h, &c, NULL, &e);
+	if (!rc) {
+		host_value(&out, "how", how, sizeof(how));
+		host_value(&out, "linger", linger, sizeof(linger));
+	}
+	fs_buf_finish(&out);
+	if (rc)
+		return host_failed(h, rc, "watchdog",
+		        "on the host, type: systemctl --user status farsight-watchdog", e.text);
+	if (strcmp(how, "systemd") != 0) {
+		host_ok(h, "watchdog", "the agent starts it when a server comes");
+		return FS_OK;
+	}
+	host_ok(h, "watchdog", "a systemd service of %s", h->facts.user);
+	if (!strcmp(linger, "no"))
+		host_note(h, "it ends when %s has no session left there; loginctl enable-linger keeps it",
+		        h->facts.user);
+	return FS_OK;
+}

@@ -1,0 +1,406 @@
+"""`farsight host`: two homes on one machine with a real sshd between them. The vision host's home is what sshd's SetEnv says, so that nothing of the
+user's is read or written."""
+import contextlib
+import getpass
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import threading
+
+import pytest
+
+import lab
+
+CLI = lab.BUILD / "server/cli/farsight"
+BUILD_LIMIT_S = 1800  # only a build that hangs takes so long
+
+
+class Box:
+    """A bare machine: sshd, a home with the admin's key in authorized_keys, and nothing else."""
+
+    def __init__(self, tmp):
+        self.tmp = tmp
+        self.home, self.main = tmp / "host-home", tmp / "main-home"
+        self.port = lab.free_port()
+        self.process = None
+        for d in (self.home / ".ssh", self.main / ".ssh", tmp / "run"):
+            d.mkdir(parents=True, mode=0o700)
+        self.keygen(tmp / "host_key")
+        self.keygen(self.main / ".ssh/id_ed25519")
+        self.keys = self.home / ".ssh/authorized_keys"
+        self.keys.write_text("# keys of friends\n" + (self.main / ".ssh/id_ed25519.pub").read_text() + "ssh-ed25519 AAAAnot-a-key somebody")
+        self.keys.chmod(0o600)
+        self.known = self.main / ".ssh/known_hosts"
+        (self.main / ".ssh/config").write_text(f"Host box\n  HostName 127.0.0.1\n  Port {self.port}\n  User {getpass.getuser()}\n")
+        self.config = self.main / "server.json"
+        self.config.write_text(json.dumps({"model": str(lab.TEXT_MODEL), "listen": "127.0.0.1:0", "sampling": {"temperature": 0}}))
+        self.binary = tmp / "binary"
+        self.binary.mkdir()
+        for program in (lab.AGENT, lab.WATCHDOG, lab.ENCODER):
+            shutil.copy(program, self.binary)
+        self.environment = {"HOME": self.home, "XDG_RUNTIME_DIR": tmp / "run"}
+
+    @staticmethod
+    def keygen(path):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+
+    def start(self, **environment):
+        variables = " ".join(f'"{k}={v}"' for k, v in {**self.environment, **environment}.items())
+        (self.tmp / "sshd_config").write_text(
+            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.tmp}/host_key\nAuthorizedKeysFile {self.keys}\nSetEnv {variables}\n"
+            "PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\n")
+        if os.getuid() == 0:
+            os.makedirs("/run/sshd", exist_ok=True)
+        self.process = subprocess.Popen([lab.SSHD, "-D", "-e", "-f", self.tmp / "sshd_config"], stderr=open(self.tmp / "sshd.log", "ab"))
+        lab.wait_for(self.listens, "sshd")
+        return self
+
+    def listens(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    def stop(self):
+        watchdog = self.home / ".local/farsight/bin/farsight-watchdog"
+        if watchdog.exists():
+            subprocess.run([watchdog, "stop"], env={**os.environ, **{k: str(v) for k, v in self.environment.items()}}, capture_output=True)
+        if self.process:
+            self.process.terminate()
+            self.process.wait(lab.LIMIT_S)
+
+    def run(self, *args, limit=lab.LIMIT_S):
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SSH_", "FARSIGHT_"))}
+        done = subprocess.run([CLI, "host", *args], env={**env, "HOME": str(self.main)}, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
+        (self.tmp / "cli.log").write_text(done.stdout)
+        lab.check_log(self.tmp / "cli.log")
+        return done.returncode, done.stdout
+
+    def add(self, *args, name="box", limit=lab.LIMIT_S):
+        return self.run("add", name, "--config", str(self.config), *args, limit=limit)
+
+    def added(self):
+        """A host that is set up, with programs that lie ready."""
+        status, said = self.add("--yes", "--binary", str(self.binary), "--mmproj", str(lab.MMPROJ))
+        assert status == 0, said
+        return said
+
+    def check(self):
+        return self.run("check", "--config", str(self.config))
+
+    def files(self):
+        """What lies in the host's home: names, modes and contents."""
+        return {str(p.relative_to(self.home)): (oct(p.stat().st_mode), p.read_bytes() if p.is_file() else None)
+                for p in sorted(self.home.rglob("*"))}
+
+    def settings(self):
+        return self.home / ".config/farsight/vision-host.json"
+
+
+@pytest.fixture
+def box(tmp_path):
+    if lab.SSHD is None:
+        pytest.skip("no sshd on this machine")
+    b = Box(tmp_path)
+    yield b
+    b.stop()
+
+
+def lines(said, mark):
+    return [line for line in said.splitlines() if line.startswith(mark)]
+
+
+def test_from_nothing_to_an_answer(box, servers, monkeypatch):
+    """The whole way, with sources that are built on the host."""
+    ccache = pathlib.Path(os.environ.get("CCACHE_DIR", pathlib.Path.home() / ".cache/ccache"))
+    box.start(**({"CCACHE_DIR": ccache} if ccache.is_dir() else {}))
+    status, said = box.add("--yes", "--mmproj", str(lab.MMPROJ), limit=BUILD_LIMIT_S)
+    assert status == 0, said
+    assert not lines(said, "failed"), said
+    for step in ("host key", "own key", "key on the host", "sources", "programs", "mmproj", "settings", "config"):
+        assert any(line.startswith(f"done    {step}:") for line in said.splitlines()), (step, said)
+    assert (box.main / ".config/farsight/id_farsight").stat().st_mode & 0o777 == 0o600
+    assert "restrict,command=" in box.keys.read_text()
+    monkeypatch.setenv("HOME", str(box.main))
+    server = servers(**json.loads(box.config.read_text()))
+    server.wait_for_eyes()
+    picture = sorted((lab.TOP / "tests/data/pictures").glob("*.png"))[0]
+    assert server.ask("What is in this picture?", picture)
+
+    status, said = box.add("--yes", "--mmproj", str(lab.MMPROJ))
+    assert status == 0, said
+    assert not lines(said, "done"), said  # everything was there
+
+
+def test_programs_built_elsewhere_and_twice(box):
+    box.start()
+    box.added()
+    assert json.loads(box.settings().read_text()) == {"mmproj": str(box.home / ".local/farsight/models" / lab.MMPROJ.name)}
+    before, config = box.files(), box.config.read_text()
+    said = box.added()
+    assert not lines(said, "done"), said
+    assert box.config.read_text() == config
+    assert {k: v for k, v in box.files().items() if "watchdog.log" not in k} == before
+    entry = json.loads(config)["vision"]
+    assert entry == {"remote": True, "hosts": [{"host": "box", "identity": str(box.main / ".config/farsight/id_farsight")}]}
+    assert json.loads(config)["sampling"] == {"temperature": 0}  # the rest stays
+    status, said = box.check()
+    assert status == 0, said
+    assert "works" in said
+
+
+def test_the_key_opens_nothing_but_the_agent(box):
+    box.start()
+    box.added()
+    out = subprocess.run(["ssh", "-p", str(box.port), "-i", box.main / ".config/farsight/id_farsight", "-o", "IdentitiesOnly=yes", "-o",
+                          f"UserKnownHostsFile={box.known}", "-F", "/dev/null", "127.0.0.1", "echo open"],
+                         stdin=subprocess.DEVNULL, capture_output=True, timeout=lab.LIMIT_S)
+    assert b"open" not in out.stdout
+    assert box.keys.read_text().startswith("# keys of friends\n")
+    assert len(box.keys.read_text().splitlines()) == 4
+
+
+def test_host_keys_are_never_taken_silently(box):
+    box.start()
+    before = box.files()
+    status, said = box.add("--mmproj", str(lab.MMPROJ))
+    assert status == 1 and lines(said, "failed  host key"), said
+    status, said = box.add("--fingerprint", "SHA256:" + "A" * 43)
+    assert status == 1 and lines(said, "failed  host key"), said
+    assert not box.known.exists() and box.files() == before
+    right = subprocess.run(["ssh-keygen", "-lf", box.tmp / "host_key.pub"], capture_output=True, text=True, check=True).stdout.split()[1]
+    status, said = box.add("--fingerprint", right, "--binary", str(box.binary), "--mmproj", str(lab.MMPROJ))
+    assert status == 0, said
+    assert f"[127.0.0.1]:{box.port} ssh-ed25519" in box.known.read_text()
+
+
+def test_a_changed_host_key_is_refused(box):
+    box.start()
+    other = (box.main / ".ssh/id_ed25519.pub").read_text().split()[1]
+    box.known.write_text(f"[127.0.0.1]:{box.port} ssh-ed25519 {other}\n")
+    before = box.files()
+    status, said = box.add("--yes", "--mmproj", str(lab.MMPROJ))
+    assert status == 1 and "has changed" in said, said
+    assert box.files() == before
+    assert other in box.known.read_text() and len(box.known.read_text().splitlines()) == 1
+
+
+def test_a_wrong_user_and_a_wrong_port(box):
+    box.start()
+    status, said = box.add("--yes", "--port", str(box.port), name="nobody-of-that-name@127.0.0.1")
+    assert status == 1 and lines(said, "failed  sign-in"), said
+    assert f"ssh-copy-id -p {box.port} nobody-of-that-name@127.0.0.1" in said
+    status, said = box.add("--yes", "--port", str(lab.free_port()))
+    assert status == 1 and lines(said, "failed  connection"), said
+
+
+def test_no_compiler(box):
+    path = box.tmp / "path"
+    path.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for program in os.listdir(folder):
+            if not any(word in program for word in ("cc", "gcc", "clang", "c99", "c89", "apt", "sudo", "meson")) and not (path / program).exists():
+                (path / program).symlink_to(f"{folder}/{program}")
+    box.start(PATH=path)
+    status, said = box.add("--yes", "--mmproj", str(lab.MMPROJ))
+    assert status == 1, said
+    assert "a C compiler, meson" in lines(said, "failed  build tools")[0]
+    assert "apt-get install" in said
+
+
+def test_programs_that_do_not_run_there_replace_none(box):
+    box.start()
+    box.added()
+    good = (box.home / ".local/farsight/bin/farsight-agent").read_bytes()
+    (box.binary / "farsight-encoder").unlink()
+    (box.binary / "farsight-encoder").write_text("#!/bin/sh\necho libsomething.so is missing >&2\nexit 127\n")
+    (box.binary / "farsight-encoder").chmod(0o755)
+    status, said = box.add("--yes", "--binary", str(box.binary))
+    assert status == 1 and "libsomething.so is missing" in lines(said, "failed  programs")[0], said
+    assert (box.home / ".local/farsight/bin/farsight-agent").read_bytes() == good
+    assert box.check()[0] == 0
+
+
+class Proxy:
+    """Carries connections to the host; cuts one off that has sent more than limit bytes."""
+
+    def __init__(self, port):
+        self.target, self.limit = port, None
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near = self.listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self.target))
+                threading.Thread(target=self.carry, args=(near, far, True), daemon=True).start()
+                threading.Thread(target=self.carry, args=(far, near, False), daemon=True).start()
+
+    def carry(self, source, sink, counted):
+        n = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                n += len(data)
+                if counted and self.limit and n > self.limit:
+                    break
+                sink.sendall(data)
+        for s in (source, sink):
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+
+
+def test_an_interrupted_transfer_goes_on(box):
+    box.start()
+    proxy = Proxy(box.port)
+    common = ("--yes", "--port", str(proxy.port), "--binary", str(box.binary))
+    status, said = box.add(*common)
+    assert status == 1 and "--mmproj FILE" in said, said  # programs are there, no model is
+    proxy.limit = 2 << 20
+    status, said = box.add(*common, "--mmproj", str(lab.MMPROJ))
+    assert status == 1 and lines(said, "failed  mmproj"), said
+    models = box.home / ".local/farsight/models"
+    part, = models.glob(".*.part")
+    assert 0 < part.stat().st_size < 2 << 20
+    assert lab.MMPROJ.read_bytes().startswith(part.read_bytes())
+    proxy.limit = None
+    status, said = box.add(*common, "--mmproj", str(lab.MMPROJ))
+    assert status == 0 and "going on from there" in said, said
+    assert (models / lab.MMPROJ.name).read_bytes() == lab.MMPROJ.read_bytes()
+    assert not list(models.glob(".*"))
+
+
+def test_a_damaged_part_is_never_used(box):
+    box.start()
+    assert box.add("--yes", "--binary", str(box.binary))[0] == 1
+    import hashlib
+    models = box.home / ".local/farsight/models"
+    models.mkdir(parents=True)
+    tag = hashlib.sha256(lab.MMPROJ.read_bytes()).hexdigest()[:16]
+    (models / f".{lab.MMPROJ.name}.{tag}.part").write_bytes(b"x" * 100000)
+    (models / f".{lab.MMPROJ.name}.0123456789abcdef.part").write_bytes(b"of another file")
+    status, said = box.add("--yes", "--binary", str(box.binary), "--mmproj", str(lab.MMPROJ))
+    assert status == 1 and "another checksum" in lines(said, "failed  mmproj")[0], said
+    assert not list(models.iterdir())
+    box.added()
+
+
+def test_settings_of_the_admin_stay(box):
+    box.start()
+    box.settings().parent.mkdir(parents=True)
+    box.settings().write_text('{"mmproj": "/old.gguf", "keep_warm": true}')
+    status, said = box.add("--fingerprint", "x", "--binary", str(box.binary))
+    assert status == 1
+    subprocess.run(["ssh-keyscan", "-p", str(box.port), "127.0.0.1"], stdout=open(box.known, "w"), stderr=subprocess.DEVNULL)
+    status, said = box.add("--binary", str(box.binary), "--mmproj", str(lab.MMPROJ))
+    assert status == 1 and "/old.gguf" in said and lines(said, "failed  settings"), said
+    assert "/old.gguf" in box.settings().read_text()
+    said = box.added()
+    now = json.loads(box.settings().read_text())
+    assert now["keep_warm"] is True and now["mmproj"].endswith(lab.MMPROJ.name)
+    status, said = box.run("remove", "box", "--config", str(box.config), "--yes")
+    assert status == 0, said
+    assert box.settings().read_text() == '{"mmproj": "/old.gguf", "keep_warm": true}'
+
+
+def test_a_stub_of_the_text_model_and_another_encoder(box):
+    box.start()
+    encoder = box.tmp / "encoder"
+    encoder.symlink_to(lab.FAKE_ENCODER)
+    status, said = box.add("--yes", "--binary", str(box.binary), "--mmproj", str(lab.MMPROJ), "--model", str(lab.TEXT_MODEL),
+                           "--encoder", str(encoder), "--encoder-arg=--embd", "--threads", "2")
+    settings = json.loads(box.settings().read_text())
+    assert settings["encoder"] == str(encoder) and settings["encoder_args"] == ["--embd"] and settings["threads"] == 2
+    stub = pathlib.Path(settings["model"])
+    assert stub.parent == box.home / ".local/farsight/models" and stub.name == lab.TEXT_MODEL.stem + "-vocabulary.gguf"
+    assert stub.read_bytes()[:4] == b"GGUF" and stub.stat().st_size < lab.TEXT_MODEL.stat().st_size
+
+
+def test_check_says_what_is_wrong(box):
+    box.start()
+    status, said = box.check()
+    assert status == 0 and "names no vision host" in said
+    box.added()
+    mmproj = box.home / ".local/farsight/models" / lab.MMPROJ.name
+    mmproj.rename(mmproj.with_suffix(".away"))
+    status, said = box.check()
+    assert status == 1 and "is missing there" in lines(said, "failed  settings")[0], said
+    mmproj.with_suffix(".away").rename(mmproj)
+    status, said = box.check()
+    assert status == 0, said
+    keys = box.keys.read_text()
+    box.keys.write_text("".join(line for line in keys.splitlines(True) if "restrict" not in line))
+    status, said = box.check()
+    assert status == 1 and lines(said, "failed  own key's sign-in"), said
+    assert lines(said, "ok      programs"), said  # the rest is looked at all the same
+    box.keys.write_text("\n".join(line.split(" ", 2)[2] if "restrict" in line else line for line in keys.splitlines()))
+    status, said = box.check()
+    assert status == 1 and "not restricted" in lines(said, "failed  key's limits")[0], said
+    box.keys.write_text(keys)
+    box.process.terminate()
+    box.process.wait(lab.LIMIT_S)
+    status, said = box.check()
+    assert status == 1 and lines(said, "failed  connection"), said
+    box.process = None
+    assert box.run("check", "other", "--config", str(box.config))[0] == 1
+
+
+def test_list_with_a_server_and_without(box, servers, monkeypatch):
+    box.start()
+    box.added()
+    status, said = box.run("list", "--config", str(box.config))
+    assert status == 0 and said.split()[0] == "box" and "no server" in said
+    monkeypatch.setenv("HOME", str(box.main))
+    server = servers(**json.loads(box.config.read_text())).wait_for_eyes()
+    config = json.loads(box.config.read_text())
+    box.config.write_text(json.dumps({**config, "listen": server.url.removeprefix("http://")}))
+    status, said = box.run("list", "--config", str(box.config))
+    assert status == 0 and said.split()[:2] == ["box", "up"], said
+    status, said = box.check()
+    assert status == 0 and lines(said, "ok      server"), said
+
+
+def test_remove_leaves_nothing(box):
+    box.start()
+    before, config = box.files(), json.loads(box.config.read_text())
+    box.added()
+    status, said = box.run("remove", "box", "--config", str(box.config), "--yes")
+    assert status == 0 and not lines(said, "failed"), said
+    after = box.files()
+    for folder in (".local", ".config"):  # others put things there too
+        assert not any(k.startswith(folder + "/") for k in after), after.keys()
+        after.pop(folder, None)
+    mode, keys = after.pop(".ssh/authorized_keys")
+    assert (mode, keys.rstrip(b"\n")) == before.pop(".ssh/authorized_keys")  # a last line without newline has got one
+    assert after == before
+    assert not list((box.tmp / "run").iterdir())
+    assert json.loads(box.config.read_text()) == config
+    assert not (box.main / ".config/farsight/id_farsight").exists()
+    pids = subprocess.run(["pgrep", "-f", str(box.home)], capture_output=True, text=True).stdout.split()
+    assert not pids, pids
+    status, said = box.run("remove", "box", "--config", str(box.config), "--here")
+    assert status == 0 and "does not name" in said, said
+
+
+def test_one_of_two_main_pcs_leaves(box):
+    box.start()
+    box.added()
+    other = (box.main / ".ssh/id_ed25519.pub").read_text().split()[1][:-4] + "AAAA"
+    with open(box.keys, "a") as f:
+        f.write(f'restrict,command="exec \\"$HOME/.local/farsight/bin/farsight-agent\\"" ssh-ed25519 {other} farsight:you@there\n')
+    status, said = box.run("remove", "box", "--config", str(box.config), "--yes")
+    assert status == 0 and "1 other machines" in said, said
+    assert (box.home / ".local/farsight/bin/farsight-agent").exists()
+    assert "farsight:you@there" in box.keys.read_text() and box.keys.read_text().count("restrict") == 1
+
+
+def test_wrong_command_lines(box):
+    for args in ((), ("ad", "box"), ("add",), ("add", "box", "--mmproj", "a", "--host-mmproj", "b"), ("add", "box", "--port", "0"), ("list", "x"),
+                 ("remove",)):
+        assert box.run(*args)[0] == 2, args
+    assert box.run("--help")[0] == 0
