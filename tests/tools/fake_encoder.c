@@ -34,7 +34,7 @@ static struct {
 } opt = {.embd = 8, .nx = 2, .ny = 2, .exit_code = -1};
 
 struct answer {
-	int delay, nx, ny, embd, eat;
+	int delay, nx, ny, embd;
 	bool hang, die, nonsense, longline, nan, norows, shorter, twice, deaf, grow;
 	uint64_t seed; /* FNV-1a of the picture's bytes */
 	char err[64];
@@ -130,8 +130,6 @@ static void take_word(struct answer *a, const char *w)
 		a->delay = atoi(w + 6);
 	else if (!strncmp(w, "embd=", 5))
 		a->embd = atoi(w + 5);
-	else if (!strncmp(w, "eat=", 4))
-		a->eat = atoi(w + 4);
 	else if (!strncmp(w, "err=", 4))
 		snprintf(a->err, sizeof(a->err), "%.63s", w + 4);
 	else if (!strncmp(w, "rows=", 5) && sscanf(w + 5, "%dx%d", &a->nx, &a->ny) != 2)
@@ -323,6 +321,7 @@ static void encode(char *order)
 	}
 	if (!a.norows && !write_rows(space + 1, &a, sum, f16)) {
 		say("ERR cannot write %s: %s", space + 1, strerror(errno));
+		note("full");
 		return;
 	}
 	say("OK %d %d %d 1.5", a.nx * a.ny, a.nx, a.ny);
