@@ -133,13 +133,13 @@ class Channel:
             self.owner.wait(LIMIT_S)
 
 
-def connect(path, peer="-", purpose="channel"):
+def connect(path, peer="-", greeting=None):
     """A channel to a watchdog's socket without an agent between."""
     s = socket.socket(socket.AF_UNIX)
     s.settimeout(LIMIT_S)
     s.connect(str(path))
     s.setblocking(True)
-    s.sendall(f"FARSIGHT 1 {purpose} {peer}\n".encode())
+    s.sendall((greeting or f"FARSIGHT 1 channel {peer}\n").encode())
     fd = s.detach()
     return Channel(fd, fd)
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 import frames_client as fc
-from watchdog_lab import FAKE, alive, picture
+from watchdog_lab import FAKE, alive, expected, picture
 
 
 @pytest.mark.parametrize("words,cause", [("die", "signal 9"), ("nonsense", "nonsense"), ("longline", "line of more"),
@@ -108,3 +108,46 @@ def test_failed_start_is_repeated(watchdog, tmp_path):
     c = h.channel()
     assert len(h.events("start ")) == 2
     c.close()
+
+
+def test_stopped_encoder_is_ended_and_replaced(watchdog):
+    """SIGSTOP: neither QUIT nor TERM reach it."""
+    h = watchdog(encode_timeout_s=1).start()
+    c = h.channel()
+    pid = h.encoder_pid()
+    os.kill(pid, signal.SIGSTOP)
+    c.enc(1, picture())
+    kind, code, text = c.answer(1)
+    assert (kind, code) == ("err", fc.ETIMEOUT) and "said nothing" in text
+    c.await_ready()
+    c.enc(2, picture())
+    assert c.answer(2)[0] == "rows" and not alive(pid)
+    c.close()
+
+
+def test_killed_from_outside_is_told_as_such(watchdog):
+    h = watchdog().start()
+    c = h.channel()
+    os.kill(h.encoder_pid(), signal.SIGKILL)
+    fc.wait_for(lambda: h.status()["encoder"]["failures"] == 1, "the loss to be noticed")
+    assert "signal 9 (killed from outside; the kernel does so when memory runs out)" in h.status()["encoder"]["cause"]
+    c.await_ready()
+    c.close()
+
+
+def test_another_program_as_the_encoder(watchdog, tmp_path):
+    """Any program of the plain protocol, by its own name: no word on its command line that the protocol does not have."""
+    program = tmp_path / "strata-vision"
+    os.symlink(FAKE, program)
+    h = watchdog(encoder=str(program), extended="auto", model="/models/text.gguf", gpu=True, threads=4, max_tokens=256, min_tokens=8)
+    h.start()
+    c = h.channel()
+    pic = picture("rows=7x3")
+    c.enc(1, pic, tokens=(4, 64))
+    assert c.answer(1)[2] == expected(pic, 21, 8)
+    words = [line.partition(" ")[2] for line in h.events("arg ")]
+    assert words == ["--mmproj", "/nowhere/mmproj.gguf", "--model", "/models/text.gguf", "--gpu", "--threads", "4", "--max-tokens", "256",
+                     "--min-tokens", "8", "--log", str(h.enc_log)]
+    c.send(fc.BYE)
+    c.gone()
+    assert h.events("end quit")

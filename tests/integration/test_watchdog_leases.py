@@ -136,3 +136,58 @@ def test_idle_encoder_sleeps_and_wakes(watchdog):
     c.enc(1, picture())
     assert c.answer(1)[0] == "rows" and len(h.events("start ")) == 2
     c.close()
+
+
+def test_one_lost_probe_is_forgiven(watchdog):
+    """Failures count in a row: a port that answers again begins anew, and the encoder stays warm."""
+    h = watchdog(lease_grace_s=3600).start()
+    s, port = listener()
+    c = h.channel(liveness_port=port, probe_interval_ms=100, probe_fails=6, peer="127.0.0.1")
+    pid = h.encoder_pid()
+    fc.wait_for(lambda: h.status()["leases"][0]["port_answered"], "a probe that is answered")
+    c.close()
+    for _ in range(2):
+        s.close()
+        fc.wait_for(lambda: h.status()["leases"][0]["probe_fails"] >= 1, "a probe that fails")
+        s = socket.create_server(("127.0.0.1", port))
+        fc.wait_for(lambda: h.status()["leases"][0]["probe_fails"] == 0, "a probe that is answered again")
+    assert h.encoder_pid() == pid and h.log.read_text().count("failed probe 1 of 6") == 2
+    s.close()
+    h.wait_state("absent")
+
+
+def test_end_of_one_server_is_none_for_others(watchdog):
+    """Three servers end in three ways while a fourth has its pictures encoded by the same encoder all the time."""
+    h = watchdog(lease_grace_s=1).start()
+    s, port = listener()
+    probed = h.channel("probed", liveness_port=port, probe_interval_ms=50, probe_fails=2, peer="127.0.0.1")
+    polite, lost, stays = h.channel("polite"), h.channel("lost"), h.channel("stays")
+    fc.wait_for(lambda: any(x["port_answered"] for x in h.status()["leases"]), "a probe that is answered")
+    pid = h.encoder_pid()
+    probed.enc(1, picture("delay=60000"))
+    fc.wait_for(lambda: h.events("enc "), "the encode")
+    lost.enc(1, picture("delay=60000", 700))
+    stays.enc(1, picture("", 600))
+    polite.send(fc.BYE)
+    polite.gone()
+    s.close()
+    probed.close()
+    lost.close()
+    assert stays.answer(1)[0] == "rows"
+    fc.wait_for(lambda: [x["lease"] for x in h.status()["leases"]] == ["stays"], "the ends of the others")
+    stays.enc(2, picture())
+    assert stays.answer(2)[0] == "rows" and h.encoder_pid() == pid and len(h.events("start ")) == 1
+    stays.close()
+
+
+def test_end_after_goodbye_tells_that_the_memory_is_free(watchdog):
+    h = watchdog(args=["--stubborn", "--child"]).start()
+    a, b = h.channel("lease-a"), h.channel("lease-b")
+    pid, child = h.encoder_pid(), h.events("child ")[0].split()[1]
+    a.send(fc.BYE)
+    a.gone()  # at once: somebody else needs the encoder
+    assert alive(pid)
+    b.send(fc.BYE)
+    b.gone()
+    assert not alive(pid)
+    fc.wait_for(lambda: not alive(child), "the rest of its group, which was killed with it")

@@ -59,6 +59,14 @@ def test_hello_is_checked(watchdog):
     assert h.status()["leases"] == [] and not h.events("start ")
 
 
+def test_agent_of_another_release_is_told_why(watchdog):
+    h = watchdog().start()
+    c = fc.connect(h.socket, greeting="FARSIGHT 2 channel -\n")
+    kind, id_, payload = c.gone()[-1]
+    assert (kind, id_) == (fc.ERR, 0) and struct.unpack("<I", payload[:4])[0] == fc.ENOTSUP
+    assert "version 2, this watchdog knows 1; install both programs from one release" in payload[4:].decode()
+
+
 def test_queue_limit(watchdog):
     h = watchdog(max_queue=2).start()
     c = h.channel()
