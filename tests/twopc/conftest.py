@@ -65,5 +65,9 @@ def pair(lan, truth, request):
     for p in made:
         if getattr(request.node, "failed", True):
             p.abandon()
-        else:
+            continue
+        try:
             p.finish()
+        except BaseException:
+            request.node.failed = True
+            raise

@@ -2,9 +2,6 @@
 import base64
 import concurrent.futures
 import itertools
-import json
-import os
-import signal
 
 import lab
 import pcs
@@ -104,8 +101,8 @@ class Pair:
         if phase == "idle":
             self.see()
             return None, None
-        url = getattr(self, phase)()
-        return url, self.answer
+        self.url = getattr(self, phase)()
+        return self.url, self.answer
 
     def uploading(self):
         self.main.slow(8)
@@ -135,10 +132,14 @@ class Pair:
         self.main.slow(None)
         self.box.slow(None)
 
-    # ---- the end ----
+    def again(self):
+        """The server is started anew, as its service manager would."""
+        self.server.start()
+        self.asked = 0  # its books begin anew
+        self.server.wait_for_eyes()
+        self.text = pcs.Text(self.server)
 
-    def restart_encoder_is_seen(self, pid):
-        wait_for(lambda: self.box.encoders() not in ([], [pid]), "another encoder")
+    # ---- the end ----
 
     def recover(self):
         """Nobody restarts anything: the host comes back, and the next picture is answered."""

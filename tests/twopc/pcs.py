@@ -108,7 +108,7 @@ class Pc:
             f.chmod(0o700)
         self.environment = {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.run), "TMPDIR": str(self.tmp)}
         self.group = self.wire = None
-        self.muted = False
+        self.muted, self.processes = False, []
         sh("ip", "netns", "add", self.netns)
         self.plug_in(wire)
         self.boot()
@@ -176,7 +176,8 @@ class Pc:
         self.init, = children(self.holder.pid)
 
     def start(self, *argv, log, **env):
-        return Process(self, argv, self.folder / log, {**os.environ, **self.environment, **env}, self.group)
+        self.processes.append(Process(self, argv, self.folder / log, {**os.environ, **self.environment, **env}, self.group))
+        return self.processes[-1]
 
     def do(self, *argv):
         return sh("nsenter", "-t", self.init, "-n", "-m", "-p", "--", *argv)
@@ -215,10 +216,11 @@ class Pc:
         return self.holder.poll() is None
 
     def signal_all(self, sig):
-        for pid in self.pids():
-            if pid != self.init:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sig)
+        inside = [p for p in self.pids() if p != self.init]
+        outer = [p.outer.pid for p in self.processes if p.running()]  # nsenter stops with its child, but does not go on with it
+        for pid in inside + (outer if sig == signal.SIGCONT else []):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sig)
 
     def power_off(self):
         """At once, and nobody on the network is told."""
@@ -311,7 +313,8 @@ class VisionPc(Pc):
                 os.kill(pid, signal.SIGKILL)
 
     def status(self):
-        out = subprocess.run([lab.WATCHDOG, "--socket", self.socket, "status"], capture_output=True, text=True, timeout=lab.LIMIT_S)
+        inside = ["nsenter", "-t", str(self.init), "-m", "--"]  # the run folder may be a mount
+        out = subprocess.run([*inside, lab.WATCHDOG, "--socket", self.socket, "status"], capture_output=True, text=True, timeout=lab.LIMIT_S)
         return json.loads(out.stdout) if out.returncode == 0 else {"pictures": 0, "leases": [], "encoder": {"state": "none"}}
 
     def encoder_state(self):
@@ -330,8 +333,27 @@ class VisionPc(Pc):
         fresh.write_text(words)
         fresh.replace(self.control)
 
+    def inner(self, folder):
+        """A folder of this PC's mounts, as seen from outside."""
+        return pathlib.Path(f"/proc/{self.init}/root{folder}")
+
+    def spooled(self):
+        """Pictures and rows that lie on the host."""
+        folders = [f for top in ("/dev/shm", self.tmp) for f in self.inner(top).glob("farsight-spool-*")]
+        return [f for folder in folders for f in folder.iterdir()]
+
+    def fill(self, folder):
+        with open(self.inner(folder) / "filler", "wb", buffering=0) as f, contextlib.suppress(OSError):
+            for size in (65536, 512):
+                with contextlib.suppress(OSError):
+                    while True:
+                        f.write(bytes(size))
+
+    def free(self, folder):
+        (self.inner(folder) / "filler").unlink()
+
     def watchdog_log(self):
-        path = self.run / "farsight/watchdog.log"
+        path = self.inner(self.run) / "farsight/watchdog.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
 
