@@ -17,9 +17,9 @@ import talk
 from draw import fitted, patch_labels, scene
 
 SHARD = 256
-# (h, w) and weight: the grids that smart_resize makes between the files' pixel limits, all of 28 to 36 rows.
-SIZES = [((168, 168), 4), ((140, 196), 1), ((196, 140), 1), ((140, 168), 1.2), ((168, 140), 1.2), ((112, 196), .7),
-         ((196, 112), .7), ((112, 224), .5), ((224, 112), .5)]
+# (h, w) and weight: the grids that smart_resize makes between the files' pixel limits of pictures with sides of up to
+# about 3 : 2.
+SIZES = [((168, 168), 4), ((140, 196), 1.2), ((196, 140), 1.2), ((140, 168), 1.2), ((168, 140), 1.2)]
 EASY_SHARDS = 24
 
 
@@ -83,6 +83,8 @@ class Pool:
 class Sequence:
     def __init__(self):
         self.ids, self.slots, self.pos, self.seg, self.sees, self.target = [], [], [], [], [], []
+        self.points = []  # (token, y, x): the row that an answer is about
+        self.letters = []  # (token, y, x): row and column of patches of the character that comes next, or no more
 
     def text(self, ids, p, seg, sees, learn=0):
         """Appends ids from position p; the last `learn` of them are answers. -> next position."""
@@ -107,13 +109,30 @@ class Sequence:
         return p + max(gh, gw)
 
 
-def exchange(v, seq, p, seg, sees, q, a):
-    """Question, end, assistant, answer, end. -> next position, index of the answer's first and past its last."""
+def letters(v, text, answer, first, grid):
+    """(token before it, row, column of patches) of each character of the text that the answer spells; 9, 19 after the last."""
+    spelled = [v.encode(c)[0] for c in text["string"]]
+    for j in range(len(answer) - len(spelled), 0, -1):
+        if answer[j:j + len(spelled)] == spelled:
+            return [(first + j + k - 1, min(max(int(y / 28), 0), grid[0] - 1), min(max(int(x / 14), 0), 2 * grid[1] - 1))
+                    for k, (_, x, y) in enumerate(text["chars"])] + [(first + j + len(spelled) - 1, 9, 19)]
+    return []
+
+
+def exchange(v, seq, p, seg, sees, q, a, about=None, grid=None):
+    """Question, end, assistant, answer (about a picture of that grid), end. -> next position, index of the answer's first and past its last."""
     head = [*v.encode(q), v.end, v.newline, v.start, *v.encode("assistant"), v.newline]
     p = seq.text(head, p, seg, sees)
     first = len(seq.ids)
     answer = [*v.encode(a), v.end]
-    return seq.text(answer, p, seg, sees, len(answer)), first, len(seq.ids)
+    p = seq.text(answer, p, seg, sees, len(answer))
+    at = talk.lies(about, a) if about else None
+    if at:  # from the verb on
+        y, x = min(max(int(at[1] / 28), 0), grid[0] - 1), min(max(int(at[0] / 28), 0), grid[1] - 1)
+        seq.points += [(k, y, x) for k in range(first + 2, len(seq.ids) - 1)]
+    if about and about["text"]:
+        seq.letters += letters(v, about["text"], answer, first, grid)
+    return p, first, len(seq.ids)
 
 
 def user(v):
@@ -127,43 +146,36 @@ def system_turn(rng, v):
     return [] if r < .8 else v.turn("system", talk.pick(rng, talk.SYSTEMS))
 
 
-def sequence(rng, v, abouts, gh, gw, n, form):
-    """One sequence of n conversations about abouts (1 or 2 pictures of gh x gw rows), or given pairs.
-    form: "plain", "after" (picture behind the question), "two" (two pictures), or a list of pairs.
+def sequence(rng, v, about, gh, gw, n, form):
+    """One sequence of n conversations about a picture of gh x gw rows, or given pairs.
+    form: "plain", "after" (picture behind the question), or a list of pairs.
     -> Sequence, [(kind, first, last)] of the answers."""
-    seq, spans, r = Sequence(), [], gh * gw
+    seq, spans = Sequence(), []
     p0 = seq.text(system_turn(rng, v) if not isinstance(form, list) else v.turn("system", talk.SYSTEM), 0, 0, False)
-    about = abouts[0]
     if form == "after":
-        for k in range(max(2, n // 4)):
+        for k in range(max(2, n // 3)):
             kind, q, a = talk.ask(rng, about)
             p = seq.text(user(v) + list(v.encode(q)) + [v.vstart], p0, k + 2, False)
             p = seq.rows(v.pad, 0, gh, gw, p, k + 2, False)
             p = seq.text([v.vend], p, k + 2, False)
-            _, i, j = exchange(v, seq, p, k + 2, False, "", a)
+            _, i, j = exchange(v, seq, p, k + 2, False, "", a, about, (gh, gw))
             spans.append(("after", i, j))
         return seq, spans
     p = seq.text(user(v), p0, 1, False)
-    for k in range(len(abouts)):
-        p = seq.text([v.vstart], p, 1, False)
-        p = seq.rows(v.pad, k * r, gh, gw, p, 1, False)
-        p = seq.text([v.vend], p, 1, False)
+    p = seq.text([v.vstart], p, 1, False)
+    p = seq.rows(v.pad, 0, gh, gw, p, 1, False)
+    p = seq.text([v.vend], p, 1, False)
     if form == "plain":
         pairs = talk.ask_many(rng, about, n)
-    elif form == "two":
-        pairs = []
-        for _ in range(n):
-            which = int(rng.integers(2))
-            pairs.append(talk.of_which(rng, talk.ask(rng, abouts[which]), which))
     else:
         pairs = form
     for k, (kind, q, a) in enumerate(pairs):
-        end, i, j = exchange(v, seq, p, k + 2, True, q, a)
+        end, i, j = exchange(v, seq, p, k + 2, True, q, a, about, (gh, gw))
         spans.append((kind, i, j))
         if form == "plain" and rng.random() < .12:  # a second turn about the same picture
             end = seq.text([v.newline] + user(v), end, k + 2, True)
             _, q, a = talk.ask(rng, about) if rng.random() < .85 else talk.small_talk(rng)
-            _, i, j = exchange(v, seq, end, k + 2, True, q, a)
+            _, i, j = exchange(v, seq, end, k + 2, True, q, a, about, (gh, gw))
             spans.append(("turn2", i, j))
     if not isinstance(form, list) and rng.random() < .3:  # and one without the picture
         k = len(pairs) + 2
@@ -173,36 +185,47 @@ def sequence(rng, v, abouts, gh, gw, n, form):
     return seq, spans
 
 
-def collate(v, sequences):
-    """-> dict of ids, slots [B, T], pos [B, T, 3], mask [B, 1, T, T], target [B, T] (-100 or the next id)."""
-    b, t = len(sequences), max(len(s.ids) for s in sequences)
-    t = -(-t // 32) * 32  # few distinct shapes: every new one is compiled and cached by the matrix library
-    ids = np.full((b, t), v.pad, np.int64)
-    slots = np.full((b, t), -1, np.int64)
-    pos = np.zeros((b, t, 3), np.int64)
-    seg = np.full((b, t), -1, np.int64)
-    sees = np.zeros((b, t), bool)
-    target = np.full((b, t), -100, np.int64)
-    for i, s in enumerate(sequences):
-        n = len(s.ids)
-        ids[i, :n], slots[i, :n], pos[i, :n], seg[i, :n], sees[i, :n] = s.ids, s.slots, s.pos, s.seg, s.sees
-        learn = np.flatnonzero(s.target)
-        target[i, learn - 1] = ids[i, learn]
-    seg, sees = torch.from_numpy(seg), torch.from_numpy(sees)
-    key, query = seg[:, None, :], seg[:, :, None]
-    mask = (key == query) | (key == 0) | ((key == 1) & sees[:, :, None])
-    mask = mask & torch.ones(t, t, dtype=torch.bool).tril() & (key >= 0)
-    mask = mask | torch.eye(t, dtype=torch.bool)
+def segments(seq, base):
+    """[first, past the last, prefix's first, past the prefix's last] of each, prefix: system message and picture."""
+    seg, out, first = np.array(seq.seg), [], 0
+    for last in [*(np.flatnonzero(np.diff(seg)) + 1), len(seg)]:
+        k = seg[first]
+        seen = 0 if k == 0 else np.searchsorted(seg, 2 if seq.sees[first] and k > 1 else 1)
+        out.append((base + first, base + last, base, base + seen))
+        first = last
+    return out
+
+
+def collate(v, sequences, rows):
+    """Sequences of `rows` picture rows each, one after the other -> dict of ids, slots, target [N] (-100 or the next id),
+    pos [N, 3], segs [S, 4], starts (each sequence's first token), points and letters [K, 3]."""
+    starts = np.cumsum([0] + [len(s.ids) for s in sequences])
+    n = -(-int(starts[-1]) // 128) * 128  # few distinct shapes: every new one is compiled and cached by the matrix library
+    ids = np.full(n, v.pad, np.int64)
+    slots = np.full(n, -1, np.int64)
+    pos = np.zeros((n, 3), np.int64)
+    target = np.full(n, -100, np.int64)
+    segs, points, letters = [], [], []
+    for i, (s, a) in enumerate(zip(sequences, starts)):
+        b = a + len(s.ids)
+        ids[a:b], slots[a:b], pos[a:b] = s.ids, s.slots, s.pos
+        slots[a:b][slots[a:b] >= 0] += i * rows
+        learn = np.flatnonzero(s.target) + a
+        target[learn - 1] = ids[learn]
+        segs += segments(s, a)
+        points += [(a + k, y, x) for k, y, x in s.points]
+        letters += [(a + k, y, x) for k, y, x in s.letters]
     return dict(ids=torch.from_numpy(ids), slots=torch.from_numpy(slots), pos=torch.from_numpy(pos),
-                mask=mask[:, None], target=torch.from_numpy(target))
+                segs=torch.from_numpy(np.array(segs, np.int32)), target=torch.from_numpy(target), starts=starts,
+                points=torch.tensor(points, dtype=torch.int64).reshape(-1, 3),
+                letters=torch.tensor(letters, dtype=torch.int64).reshape(-1, 3))
 
 
 def batch(rng, v, taken, n, form):
     """taken: what Pool.take gave -> pixels, labels, collated sequences, spans [per sequence]."""
     pixels, about, labels = taken
     h, w = pixels.shape[1:3]
-    each = 2 if form == "two" else 1
-    made = [sequence(rng, v, about[i:i + each], h // 28, w // 28, n, form) for i in range(0, len(about), each)]
-    text = collate(v, [s for s, _ in made])
+    made = [sequence(rng, v, a, h // 28, w // 28, n, form) for a in about]
+    text = collate(v, [s for s, _ in made], h * w // 784)
     return torch.from_numpy(np.ascontiguousarray(pixels)), [torch.from_numpy(x) for x in labels], text, \
         [s for _, s in made]

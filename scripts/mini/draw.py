@@ -28,7 +28,7 @@ FONTS = [FONT_DIR + f for f in (
     "freefont/FreeSerifBold.ttf")]
 CHARS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # 3 x 3 names, index = row * 3 + column.
-PLACES = ["at the top left", "at the top", "at the top right", "on the left", "in the centre", "on the right",
+PLACES = ["at the top left", "at the top", "at the top right", "at the left", "at the centre", "at the right",
           "at the bottom left", "at the bottom", "at the bottom right"]
 WORDS = """go no up on in at we me he us my to do so it is hi ok yes stop open exit shop cat dog sun moon sea sky
 red blue bus car box cup tea milk egg ice map key pen bed door book tree leaf rose fish bird bear lion wolf frog
@@ -124,10 +124,10 @@ def draw_shape(draw, shape, rgb, cx, cy, r, turn):
 
 
 def place_text(rng, w, h, kind, string, usable):
-    """Chooses font, size and position. Size at least 20 px, the whole string inside."""
+    """Chooses font, size and position. Size at least 28 px where the whole string has room."""
     index = int(rng.integers(len(FONTS)))
     top = min(64 if len(string) < 3 else 48, h * .5)
-    size = int(rng.uniform(22, max(23, top)))
+    size = int(rng.uniform(28, max(29, top)))
     while size > 12:
         f = font(index, size)
         x0, y0, x1, y1 = f.getbbox(string)
@@ -154,7 +154,7 @@ def choose_text(rng, words):
         if n > 1 and digits[0] == 0:
             digits[0] = rng.integers(1, 10)
         return "number", "".join(map(str, digits))
-    if words is None and rng.random() < 0.4:
+    if words is None and rng.random() < 0.1:
         n = int(rng.integers(2, 6))
         string = "".join(chr(97 + int(c)) for c in rng.integers(0, 26, n))
     else:
@@ -248,11 +248,13 @@ def fitted(image, about):
 
 
 def patch_labels(about):
-    """Per 14 px patch, int64 [h/14, w/14] each: shape (0 none), colour (0 none), character (0 none, -1 unclear);
-    per 28 px cell: shape and place of the object whose centre is there."""
+    """Per 14 px patch, int64 [h/14, w/14] each: shape (0 none), colour (0 none), character (0 none, -1 unclear), at the
+    end the character's number from the left and from the right (1 up);
+    per 28 px cell: shape, colour and place of the object whose centre is there, and the colour of characters."""
     gh, gw = about["h"] // 14, about["w"] // 14
     ys, xs = np.mgrid[0:gh, 0:gw] * 14 + 7.0
     shape, colour, char = (np.zeros((gh, gw), np.int64) for _ in range(3))
+    nth, left = np.zeros((gh, gw), np.int64), np.zeros((gh, gw), np.int64)
     cell_shape, cell_colour, cell_place = (np.zeros((gh // 2, gw // 2), np.int64) for _ in range(3))
     for o in about["objects"]:
         inside = (xs - o["x"]) ** 2 + (ys - o["y"]) ** 2 < max(o["r"], 8) ** 2
@@ -263,7 +265,11 @@ def patch_labels(about):
         cell_colour[cy, cx] = COLOUR_NAMES.index(o["colour"]) + 1
         cell_place[cy, cx] = o["place"] + 1
     if about["text"]:
-        for c, x, y in about["text"]["chars"]:
+        for k, (c, x, y) in enumerate(about["text"]["chars"]):
             py, px = min(max(int(y / 14), 0), gh - 1), min(max(int(x / 14), 0), gw - 1)
             char[py, px] = CHARS.index(c) + 1 if char[py, px] == 0 else -1
-    return shape, colour, char, cell_shape, cell_colour, cell_place
+            nth[py, px], left[py, px] = k + 1, len(about["text"]["chars"]) - k
+            colour[py, px] = COLOUR_NAMES.index(about["text"]["colour"]) + 1
+            cell_colour[py // 2, px // 2] = colour[py, px]
+    nth[char < 0], left[char < 0] = -1, -1
+    return shape, colour, char, cell_shape, cell_colour, cell_place, nth, left

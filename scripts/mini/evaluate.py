@@ -19,7 +19,7 @@ from train import losses, right
 SEED = 20261
 SIZES = [size for size, _ in data.SIZES]
 KINDS = ["colour", "shape", "where", "count", "at", "yesno", "describe", "absent", "number", "word", "random letters",
-         "unseen word", "after", "two", "turn2", "talk"]
+         "unseen word", "after", "turn2", "talk"]
 
 
 @torch.no_grad()
@@ -40,10 +40,10 @@ def words(model, v, counts, name, least, choose):
             while about["text"]["kind"] != "word":
                 image, about = scene(rng, w, h, 1, "text", choose(rng))
             pixels.append(fitted(image, about))
-            seqs.append(data.sequence(rng, v, [about], h // 28, w // 28, 1, [talk.ask_word(rng, about)]))
-        text = data.collate(v, [s for s, _ in seqs])
+            seqs.append(data.sequence(rng, v, about, h // 28, w // 28, 1, [talk.ask_word(rng, about)]))
+        text = data.collate(v, [s for s, _ in seqs], h * w // 784)
         rows, _ = model.tower(patches(torch.from_numpy(np.stack(pixels))), h // 14, w // 14)
-        hidden = model.text(text["ids"], text["slots"], rows, text["pos"], text["mask"])
+        hidden = model.text(text["ids"], text["slots"], rows.reshape(-1, rows.shape[-1]), text["pos"], text["segs"])
         target = text["target"]
         logits = model.text.logits(hidden[target >= 0])
         for _, ok in right(text, logits, target[target >= 0], [s for _, s in seqs]):
@@ -58,7 +58,7 @@ def random_letters(rng):
 
 def table(model, v, least=300):
     counts = defaultdict(lambda: [0, 0])
-    forms, k = ["plain", "plain", "after", "two"], 0
+    forms, k = ["plain", "plain", "plain", "after"], 0
     needed = [x for x in KINDS if x not in ("word", "random letters", "unseen word")]
     while any(counts[x][1] < least for x in needed) and k < 200:
         rng = np.random.default_rng([SEED, 77, k])
@@ -78,22 +78,20 @@ def table(model, v, least=300):
 def answer(model, v, pixels, question, longest=48):
     """Greedy answer, decoded token by token, to a question about pixels u8 [h, w, 3] on the grid."""
     h, w = pixels.shape[:2]
-    seq, _ = data.sequence(None, v, [None], h // 28, w // 28, 0, [("", question, "")])
+    seq, _ = data.sequence(None, v, None, h // 28, w // 28, 0, [("", question, "")])
     seq.ids, seq.slots, seq.pos = seq.ids[:-1], seq.slots[:-1], seq.pos[:-1]
     rows, _ = model.tower(patches(torch.from_numpy(np.array(pixels))[None]), h // 14, w // 14)
-    ids, slots, pos = (torch.tensor(x)[None] for x in (seq.ids, seq.slots, seq.pos))
+    ids, slots, pos = (torch.tensor(x) for x in (seq.ids, seq.slots, seq.pos))
     out = []
     while len(out) < longest:
-        t = ids.shape[1]
-        mask = torch.ones(t, t, dtype=torch.bool).tril()[None, None]
-        hidden = model.text(ids, slots, rows, pos, mask)
-        token = int(model.text.logits(hidden[:, -1]).argmax())
+        hidden = model.text(ids, slots, rows[0], pos, torch.tensor([[0, len(ids), 0, 0]], dtype=torch.int32))
+        token = int(model.text.logits(hidden[-1]).argmax())
         if token in (v.end, v.eot):
             break
         out.append(token)
-        ids = torch.cat((ids, torch.tensor([[token]])), 1)
-        slots = torch.cat((slots, torch.tensor([[-1]])), 1)
-        pos = torch.cat((pos, pos[:, -1:] + 1), 1)
+        ids = torch.cat((ids, torch.tensor([token])))
+        slots = torch.cat((slots, torch.tensor([-1])))
+        pos = torch.cat((pos, pos[-1:] + 1))
     return v.decode(out)
 
 

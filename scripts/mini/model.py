@@ -1,12 +1,14 @@
 """The network: a qwen2vl vision tower with its merger, and a qwen2vl text model with M-RoPE, at toy size.
 
-Shapes: B pictures, P = gh * gw patches of 14 px in 2 x 2 block order, R = P / 4 rows, T tokens, D width.
+Shapes: B pictures, P = gh * gw patches of 14 px in 2 x 2 block order, R = P / 4 rows, N tokens of all sequences, D width.
 """
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+
+import kernels
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -59,13 +61,20 @@ def tower_angles(gh, gw, head_dim):
     return angle.cos(), angle.sin()
 
 
-def attend(q, k, v, mask=None):
-    """Scores in the open: at these lengths cheaper on a CPU than the flash kernel's backward pass."""
-    q, k, v = q.float() * q.shape[-1] ** -.5, k.float(), v.float()
-    s = q @ k.mT
-    if mask is not None:
-        s = s.masked_fill(~mask, -1e9)
-    return s.softmax(-1) @ v
+def attend(q, k, v, segs, causal):
+    """q [n, heads, hd], k and v [n, kv, hd]; segs [S, 4]: a segment's first token and past its last, first and past
+    the last of the prefix that its tokens see as well. The slow way; kernels.c has the fast one."""
+    n, heads, hd = q.shape
+    q = q.float() * hd ** -.5
+    k, v = (x.float().repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    out = torch.zeros(n, heads, hd)
+    for a, b, p, e in segs.tolist():
+        keys, values = torch.cat((k[p:e], k[a:b])), torch.cat((v[p:e], v[a:b]))
+        s = torch.einsum("qhd,khd->hqk", q[a:b], keys)
+        if causal:
+            s = s.masked_fill(torch.ones(b - a, b - a + e - p, dtype=torch.bool).triu(e - p + 1), -1e9)
+        out[a:b] = torch.einsum("hqk,khd->qhd", s.softmax(-1), values)
+    return out
 
 
 class Linear(nn.Linear):
@@ -85,12 +94,18 @@ class TowerLayer(nn.Module):
         self.q, self.k, self.v, self.out = (Linear(d, d, gain=g) for g in (1, 1, 1, .3))
         self.up, self.down = Linear(d, c.v_ffn), Linear(c.v_ffn, d, gain=.3)
 
-    def forward(self, x, cos, sin):
-        b, p, d = x.shape
+    def forward(self, x, cos, sin, segs):
+        if kernels.ready and torch.is_autocast_enabled("cpu"):
+            weights = [p for f in (self.ln1, self.q, self.k, self.v, self.out, self.ln2, self.up, self.down)
+                       for p in (f.weight, f.bias)]
+            w1, b1, wq, bq, wk, bk, wv, bv, *rest = weights
+            return kernels.TowerLayer.apply(x.contiguous(), cos, sin, segs, self.heads, self.ln1.eps, w1, b1, wq, wk, wv, bq, bk,
+                                            bv, *rest)
+        n, d = x.shape
         h = self.ln1(x)
-        q, k, v = (f(h).view(b, p, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
-        a = attend(turn(q, cos, sin), turn(k, cos, sin), v)
-        x = x + self.out(a.transpose(1, 2).reshape(b, p, d))
+        q, k, v = (f(h).view(n, self.heads, -1) for f in (self.q, self.k, self.v))
+        cos, sin = cos[:, None], sin[:, None]
+        x = x + self.out(attend(turn(q, cos, sin), turn(k, cos, sin), v, segs, False).reshape(n, d))
         h = self.up(self.ln2(x))
         return x + self.down(h * torch.sigmoid(1.702 * h))
 
@@ -106,11 +121,14 @@ class Tower(nn.Module):
 
     def forward(self, x, gh, gw):
         """x [B, P, 588] -> rows [B, R, dim], patch features [B, P, v_dim] (before post_ln)."""
-        cos, sin = tower_angles(gh, gw, self.c.v_dim // self.c.v_heads)
-        x = self.embed(x)
+        b, p, _ = x.shape
+        cos, sin = (t.repeat(b, 1) for t in tower_angles(gh, gw, self.c.v_dim // self.c.v_heads))
+        first = torch.arange(b, dtype=torch.int32) * p
+        segs = torch.stack((first, first + p, first, first), 1)
+        x = self.embed(x).float().reshape(b * p, -1)
         for layer in self.layers:
-            x = layer(x, cos, sin)
-        h = self.post_ln(x)
+            x = layer(x, cos, sin, segs)
+        h = self.post_ln(x).view(b, p, -1)
         rows = self.mm2(F.gelu(self.mm0(h.reshape(h.shape[0], -1, 4 * self.c.v_dim))))
         return rows, h
 
@@ -136,15 +154,18 @@ class TextLayer(nn.Module):
         self.gate, self.up = Linear(d, c.ffn, bias=False), Linear(d, c.ffn, bias=False)
         self.down = Linear(c.ffn, d, bias=False, gain=.3)
 
-    def forward(self, x, cos, sin, mask):
-        b, t, d = x.shape
+    def forward(self, x, cos, sin, segs):
+        c = self.c
+        if kernels.ready and torch.is_autocast_enabled("cpu"):
+            return kernels.TextLayer.apply(
+                x.contiguous(), cos, sin, segs, c.heads, c.kv_heads, c.eps, self.n1.weight, self.q.weight, self.k.weight,
+                self.v.weight, self.q.bias, self.k.bias, self.v.bias, self.o.weight, self.n2.weight, self.gate.weight,
+                self.up.weight, self.down.weight)
+        n, d = x.shape
         h = self.n1(x)
-        q, k, v = (f(h).view(b, t, n, -1).transpose(1, 2) for f, n in
-                   ((self.q, self.c.heads), (self.k, self.c.kv_heads), (self.v, self.c.kv_heads)))
-        q, k = turn(q, cos, sin), turn(k, cos, sin)
-        k, v = (y.repeat_interleave(self.c.heads // self.c.kv_heads, 1) for y in (k, v))
-        a = attend(q, k, v, mask)
-        x = x + self.o(a.transpose(1, 2).reshape(b, t, d))
+        q, k, v = (f(h).view(n, m, -1) for f, m in ((self.q, c.heads), (self.k, c.kv_heads), (self.v, c.kv_heads)))
+        cos, sin = cos[:, None], sin[:, None]
+        x = x + self.o(attend(turn(q, cos, sin), turn(k, cos, sin), v, segs, True).reshape(n, d))
         h = self.n2(x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
@@ -162,21 +183,20 @@ class Text(nn.Module):
         self.register_buffer("axis", torch.repeat_interleave(torch.arange(3), torch.tensor(c.sections)),
                              persistent=False)
 
-    def forward(self, ids, slots, rows, pos, mask, deep=False):
-        """ids [B, T]; slots [B, T], -1 or the index into rows [B, R, dim]; pos [B, T, 3] as (t, h, w);
-        mask bool [B, 1, T, T] true where seen. -> final hidden states [B, T, dim]; deep: and those after each
-        layer."""
+    def forward(self, ids, slots, rows, pos, segs, want=None):
+        """ids [N], tokens of all sequences one after the other; slots [N], -1 or the index into rows [R, dim]; pos [N, 3]
+        as (t, h, w); segs [S, 4] as in attend. -> final hidden states [N, dim]; want: only those of the
+        tokens chosen by it, and all after each layer."""
         x = self.embed(ids)
         if rows is not None:
-            at = slots.clamp(min=0)[..., None].expand(-1, -1, self.c.dim)
-            x = torch.where((slots >= 0)[..., None], rows.float().gather(1, at), x)
+            x = torch.where((slots >= 0)[:, None], rows.float()[slots.clamp(min=0)], x)
         angle = pos[..., self.axis].float() * self.freq
-        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        cos, sin = angle.cos(), angle.sin()
         between = []
         for layer in self.layers:
-            x = layer(x, cos, sin, mask)
+            x = layer(x, cos, sin, segs)
             between.append(x)
-        return (self.norm(x), between) if deep else self.norm(x)
+        return self.norm(x) if want is None else (self.norm(x[want]), between)
 
     def logits(self, hidden):
         return F.linear(hidden, self.embed.weight)
@@ -192,6 +212,12 @@ class Heads(nn.Module):
         # Where a row lies (y, x) after the first text layer, how large the grid was after the second: the tower
         # turns with relative positions only, so places have to be found by the text model.
         self.where, self.grid = Linear(c.dim, 10 + 10), Linear(c.dim, 10 + 10)
+        # Where the asked thing lies (y, x), after the second and the third layer.
+        self.point = nn.ModuleList((Linear(c.dim, 10 + 10), Linear(c.dim, 10 + 10)))
+        # And where the next character of a text lies: row, column of patches.
+        self.letter = nn.ModuleList((Linear(c.dim, 10 + 20), Linear(c.dim, 10 + 20)))
+        # The number of each patch's character, from the left and from the right.
+        self.order = Linear(c.dim, 4 * (6 + 6))
 
 
 class Model(nn.Module):

@@ -60,12 +60,12 @@ def questions(name, a):
         return [("What colour is the circle?", f"The circle is {by['circle']['colour']}."),
                 ("Where is the star?", f"The star is {PLACES[by['star']['place']]}."),
                 (f"What shape is {by['star']['colour']}?", f"The {by['star']['colour']} shape is a star."),
-                ("What colour is the heart?", "There is no heart."),
+                ("What colour is the heart?", "The heart is not there."),
                 (f"Is there {an(by['circle']['colour'])} circle?", "Yes."),
-                ("Is there a triangle?", "No."), ("How many shapes are there?", "There are 2 shapes.")]
+                ("Is there a triangle?", "No."), ("How many shapes are there?", "I count 2 shapes.")]
     if name == "many-shapes.png":
-        return [("How many squares are there?", "There are 3 squares."),
-                ("How many shapes do you see?", "There are 5 shapes.")]
+        return [("How many squares are there?", "I count 3 squares."),
+                ("How many shapes do you see?", "I count 5 shapes.")]
     if name == "word.png":
         return [("What does it say?", 'It says "stop".'), ("What is the word?", 'It says "stop".'),
                 ("What colour is the word?", f"The word is {a['text']['colour']}.")]

@@ -1,7 +1,8 @@
 """Questions and answers about a described picture, and conversations without one.
 
 Every function takes the description made by draw.scene and a numpy generator, and returns (kind, question,
-answer). Answers are canonical: one right string for each question.
+answer). Answers are canonical: one right string for each question, and as far as English allows its wording depends on
+the question alone up to the word that has to be seen.
 """
 from draw import COLOUR_NAMES, PLACES, SHAPES
 
@@ -101,7 +102,7 @@ def ask_colour(rng, a):
     unique = [o for o in objects if len(by(objects, shape=o["shape"])) == 1]
     if not unique or rng.random() < .15:
         s = missing_shape(rng, objects)
-        return say(rng, "absent", COLOUR_Q, f"There is no {s}.", s=s)
+        return say(rng, "absent", COLOUR_Q, f"The {s} is not there.", s=s)
     o = pick(rng, unique)
     return say(rng, "colour", COLOUR_Q, f"The {o['shape']} is {o['colour']}.", s=o["shape"])
 
@@ -113,7 +114,7 @@ def ask_shape(rng, a):
               and not (text and text["colour"] == o["colour"])]
     if not unique or rng.random() < .15:
         c = pick(rng, [c for c in COLOUR_NAMES if c not in used])
-        return say(rng, "absent", SHAPE_Q, f"There is nothing {c}.", c=c)
+        return say(rng, "absent", SHAPE_Q, f"The {c} shape is not there.", c=c)
     o = pick(rng, unique)
     return say(rng, "shape", SHAPE_Q, f"The {o['colour']} shape is a {o['shape']}.", c=o["colour"])
 
@@ -126,7 +127,7 @@ def ask_where(rng, a):
     names = [(o, n) for o, n in names if n]
     if not names or rng.random() < .15:
         s = missing_shape(rng, objects)
-        return say(rng, "absent", WHERE_Q, f"There is no {s}.", s=s)
+        return say(rng, "absent", WHERE_Q, f"The {s} is not there.", s=s)
     o, name = pick(rng, names)
     return say(rng, "where", WHERE_Q, f"The {name} is {PLACES[o['place']]}.", s=name)
 
@@ -142,7 +143,7 @@ def ask_count(rng, a):
         n, one, many = len(by(objects, colour=c)), c + " shape", c + " shapes"
     else:
         n, one, many = len(objects), "shape", "shapes"
-    answer = f"There are no {many}." if n == 0 else f"There is 1 {one}." if n == 1 else f"There are {n} {many}."
+    answer = f"I count {n or 'no'} {one if n == 1 else many}."
     return say(rng, "count", COUNT_Q, answer, n=many)
 
 
@@ -181,12 +182,12 @@ def ask_describe(rng, a):
     parts = []
     if text:
         parts.append(f'the word "{text["string"]}"' if text["kind"] == "word" else f"the number {text['string']}")
-    if len(objects) > 3:
+    if len(objects) > 2:
         parts.append(f"{len(objects)} shapes")
     else:
         parts += [f"{an(o['colour'])} {o['shape']} {PLACES[o['place']]}" for o in objects]
     if not parts:
-        return say(rng, "describe", DESCRIBE_Q, "The picture is empty.")
+        return say(rng, "describe", DESCRIBE_Q, "I see nothing.")
     answer = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
     return say(rng, "describe", DESCRIBE_Q, "I see " + answer + ".")
 
@@ -194,7 +195,7 @@ def ask_describe(rng, a):
 def ask_number(rng, a):
     text = a["text"]
     if not text or text["kind"] != "number":
-        return say(rng, "absent", NUMBER_Q + DIGIT_Q, "There is no number.")
+        return say(rng, "absent", NUMBER_Q + DIGIT_Q, "The number is not there.")
     templates = DIGIT_Q + NUMBER_Q if len(text["string"]) == 1 else NUMBER_Q
     return say(rng, "number", templates, f"The number is {text['string']}.")
 
@@ -202,19 +203,34 @@ def ask_number(rng, a):
 def ask_word(rng, a):
     text = a["text"]
     if not text:
-        return say(rng, "absent", WORD_Q, "There is no text.")
+        return say(rng, "absent", WORD_Q, "It says nothing.")
     if text["kind"] == "number":
         return say(rng, "number", ["What does it say?", "What is written in the picture?", "Read the text.",
-                                   "What does the text say?"], f"The number is {text['string']}.")
+                                   "What does the text say?"], f'It says "{text["string"]}".')
     return say(rng, "word", WORD_Q, f'It says "{text["string"]}".')
 
 
-ON_SHAPES = [(ask_colour, 2), (ask_shape, 2), (ask_where, 2), (ask_count, 2.4), (ask_at, 1.8), (ask_is, 1.4),
-             (ask_describe, 1), (ask_number, .25), (ask_word, .25)]
+ON_SHAPES = [(ask_colour, 2), (ask_shape, 1.6), (ask_where, 2.6), (ask_count, 2.6), (ask_at, 2.2), (ask_is, 1.6),
+             (ask_describe, 1.4), (ask_number, .25), (ask_word, .25)]
 ON_WORD = [(ask_word, 4), (ask_describe, 1), (ask_colour, .8), (ask_where, .8), (ask_number, .5), (ask_count, .3),
            (ask_is, .3), (ask_shape, .3)]
 ON_NUMBER = [(ask_number, 4), (ask_word, .7), (ask_describe, 1), (ask_colour, .8), (ask_where, .8),
              (ask_count, .3), (ask_is, .3), (ask_shape, .3)]
+
+
+def lies(a, answer):
+    """Centre (x, y) of what an answer says the place of, or of the middle character of text that it says the colour of;
+    None if it does neither."""
+    text, found = a["text"], []
+    for o in a["objects"]:
+        if answer in (f"The {name} is {PLACES[o['place']]}." for name in (o["shape"], o["colour"] + " " + o["shape"])):
+            found.append((o["x"], o["y"]))
+    if text and text["place"] >= 0 and answer == f"The {text['kind']} is {PLACES[text['place']]}.":
+        x0, y0, x1, y1 = text["box"]
+        found.append(((x0 + x1) / 2, (y0 + y1) / 2))
+    if text and answer == f"The {text['kind']} is {text['colour']}.":
+        found.append(text["chars"][len(text["chars"]) // 2][1:])
+    return found[0] if len(found) == 1 else None
 
 
 def ask(rng, a):
@@ -253,14 +269,3 @@ def without_picture(rng, a):
     if rng.random() < .5:
         return small_talk(rng)
     return ("talk", ask(rng, a)[1], NO_PICTURE)
-
-
-def of_which(rng, pair, which):
-    """Turns a question into one about the first or second of two pictures."""
-    kind, q, answer = pair
-    name = pick(rng, [["first picture", "first image"], ["second picture", "second image"]][which])
-    q = q.replace(" in the picture", "").replace(" of the picture", "").replace(" in this image", "")
-    q = q.replace(" in the image", "")
-    if rng.random() < .5:
-        return "two", f"Look at the {name}. {q}", answer
-    return "two", f"In the {name}: {q}", answer

@@ -41,7 +41,6 @@ def corpus(seed=11, pictures=6000):
     for _ in range(pictures):
         lines += [x for _, q, a in talk.ask_many(rng, scene(rng, 112, 112)[1], 4) for x in (q, a)]
         lines += talk.small_talk(rng)[1:]
-        lines += talk.of_which(rng, talk.ask(rng, scene(rng, 112, 112)[1]), int(rng.integers(2)))[1:]
     return lines
 
 
