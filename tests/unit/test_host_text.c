@@ -1,0 +1,186 @@
+/* Edits of authorized_keys, of the watchdog's settings and of a server's config: what is not ours stays. */
+#include "server/cli/host.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define BLOB "AAAAC3NzaC1lZDI1NTE5AAAAIOne"
+#define OLD_BLOB "AAAAC3NzaC1lZDI1NTE5AAAAIOld"
+#define PUBLIC "ssh-ed25519 " BLOB " farsight:me@here"
+#define LINE "restrict,command=\"x" HOST_AGENT_MARK "\" " PUBLIC
+#define FRIEND "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFriend friend\n"
+#define OTHER_PC                                                                                             \
+	"restrict,command=\"x" HOST_AGENT_MARK                                                               \
+	"\" ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOther farsight:you@there\n"
+
+static void keys(const char *text, const char *line, const char *want, size_t want_others)
+{
+	struct fs_buf out;
+	size_t others = 99;
+	fs_buf_init(&out, 1 << 16);
+	assert_int_equal(host_keys_edit(text, strlen(text), PUBLIC, line, &out, &others, NULL), FS_OK);
+	assert_string_equal(out.data ? (char *)out.data : "", want);
+	assert_int_equal(others, want_others);
+	fs_buf_finish(&out);
+}
+
+static void test_our_line_comes_and_goes(void **state)
+{
+	keys("", LINE, LINE "\n", 0);
+	keys(FRIEND, LINE, FRIEND LINE "\n", 0);
+	keys(FRIEND LINE "\n", LINE, FRIEND LINE "\n", 0);
+	keys(FRIEND LINE "\n" OTHER_PC, NULL, FRIEND OTHER_PC, 1);
+	keys(LINE "\n", NULL, "", 0);
+	keys("", NULL, "", 0);
+	keys("no newline", LINE, "no newline\n" LINE "\n", 0);
+	keys("no newline", NULL, "no newline", 0);
+}
+
+static void test_older_lines_are_replaced_in_their_place(void **state)
+{
+	/* the same key with other options, and once more */
+	keys("ssh-ed25519 " BLOB " somebody\n" FRIEND PUBLIC "\n", LINE, LINE "\n" FRIEND, 0);
+	/* an earlier key of this machine, which is lost */
+	keys("restrict,command=\"x" HOST_AGENT_MARK "\" ssh-ed25519 " OLD_BLOB " farsight:me@here\n" FRIEND,
+	        LINE, LINE "\n" FRIEND, 0);
+	/* a key of the same comment that runs something else is none of ours */
+	keys("ssh-ed25519 " OLD_BLOB " farsight:me@here\n", LINE,
+	        "ssh-ed25519 " OLD_BLOB " farsight:me@here\n" LINE "\n", 0);
+	/* nor is a longer comment, a comment line, or a key that begins like ours */
+	keys("# " PUBLIC "\nssh-ed25519 " BLOB "More x\n", LINE,
+	        "# " PUBLIC "\nssh-ed25519 " BLOB "More x\n" LINE "\n", 0);
+	keys(OTHER_PC, LINE, OTHER_PC LINE "\n", 1);
+	/* lines of another system keep their ends */
+	keys("first\r\nlast\r\n", LINE, "first\r\nlast\r\n" LINE "\n", 0);
+}
+
+static void test_no_public_key(void **state)
+{
+	struct fs_buf out;
+	size_t others;
+	fs_buf_init(&out, 100);
+	assert_int_equal(host_keys_edit("", 0, "nonsense", LINE, &out, &others, NULL), FS_EINVAL);
+	assert_int_equal(
+	        host_keys_edit(FRIEND FRIEND FRIEND, 3 * strlen(FRIEND), PUBLIC, LINE, &out, &others, NULL),
+	        FS_ENOMEM);
+	fs_buf_finish(&out);
+}
+
+static json_t *json(const char *text)
+{
+	json_t *j = json_loads(text, 0, NULL);
+	assert_non_null(j);
+	return j;
+}
+
+static void merge(const char *base, const char *wanted, const char *want, const char *want_changes)
+{
+	json_t *b = base ? json(base) : NULL, *w = json(wanted), *out, *expected = json(want);
+	char *changes;
+	assert_int_equal(host_json_merge(b, w, &out, &changes, NULL), FS_OK);
+	assert_true(json_equal(out, expected));
+	if (want_changes)
+		assert_string_equal(changes, want_changes);
+	else
+		assert_null(changes);
+	free(changes);
+	json_decref(b);
+	json_decref(w);
+	json_decref(out);
+	json_decref(expected);
+}
+
+static void test_settings_are_merged(void **state)
+{
+	merge(NULL, "{\"mmproj\": \"/a\"}", "{\"mmproj\": \"/a\"}", "\"mmproj\": (none) -> \"/a\"");
+	merge("{\"mmproj\": \"/a\", \"x\": [1]}", "{\"mmproj\": \"/a\"}", "{\"mmproj\": \"/a\", \"x\": [1]}",
+	        NULL);
+	merge("{\"mmproj\": \"/a\", \"x\": 1}", "{\"mmproj\": \"/b\", \"gpu\": true, \"x\": null}",
+	        "{\"mmproj\": \"/b\", \"gpu\": true}",
+	        "\"mmproj\": \"/a\" -> \"/b\"; \"gpu\": (none) -> true; \"x\": 1 -> (none)");
+	json_t *list = json("[1]"), *wanted = json("{}"), *out;
+	char *changes;
+	assert_int_equal(host_json_merge(list, wanted, &out, &changes, NULL), FS_EFORMAT);
+	json_decref(list);
+	json_decref(wanted);
+}
+
+#define ENTRY "{\"host\": \"box\", \"identity\": \"/k\"}"
+
+static int add(const char *config, const char *want, bool want_changed)
+{
+	json_t *c = json(config), *entry = json(ENTRY);
+	bool changed = !want_changed;
+	int rc = host_config_add(c, entry, &changed, NULL);
+	if (!rc) {
+		json_t *expected = json(want);
+		assert_true(json_equal(c, expected));
+		assert_int_equal(changed, want_changed);
+		json_decref(expected);
+	}
+	json_decref(c);
+	json_decref(entry);
+	return rc;
+}
+
+static void test_hosts_are_added_to_a_config(void **state)
+{
+#define WITH(hosts) "{\"model\": \"m\", \"vision\": {\"remote\": true, \"hosts\": [" hosts "]}}"
+	assert_int_equal(add("{\"model\": \"m\"}", WITH(ENTRY), true), 0);
+	assert_int_equal(add(WITH(ENTRY), WITH(ENTRY), false), 0);
+	assert_int_equal(add(WITH("\"a\""), WITH("\"a\", " ENTRY), true), 0);
+	assert_int_equal(add(WITH("\"box\", \"a\""), WITH(ENTRY ", \"a\""), true), 0);
+	assert_int_equal(add("{\"model\": \"m\", \"vision\": {\"remote\": true, \"hosts\": \"a\"}}",
+	                         WITH("\"a\", " ENTRY), true),
+	        0);
+	assert_int_equal(add("{\"model\": \"m\", \"vision\": {\"hosts\": {\"host\": \"a\"}}}",
+	                         WITH("{\"host\": \"a\"}, " ENTRY), true),
+	        0);
+	/* what the admin wrote into the entry stays */
+	assert_int_equal(add(WITH("{\"host\": \"box\", \"port\": 7, \"command\": \"old\"}"),
+	                         WITH("{\"host\": \"box\", \"port\": 7, \"identity\": \"/k\"}"), true),
+	        0);
+	assert_int_equal(add("{\"vision\": {\"mmproj\": \"/local\"}}", "{}", false), FS_EINVAL);
+	assert_int_equal(add("{\"vision\": {\"hosts\": 3}}", "{}", false), FS_EFORMAT);
+	assert_int_equal(add("{\"vision\": 3}", "{}", false), FS_EFORMAT);
+	assert_int_equal(add("[]", "{}", false), FS_EFORMAT);
+}
+
+static void drop(const char *config, int want_rc, const char *want)
+{
+	json_t *c = json(config), *expected = json(want);
+	assert_int_equal(host_config_remove(c, "box", NULL), want_rc);
+	if (!want_rc)
+		assert_true(json_equal(c, expected));
+	json_decref(c);
+	json_decref(expected);
+}
+
+static void test_hosts_are_removed_from_a_config(void **state)
+{
+	drop(WITH("\"a\", " ENTRY), 0, WITH("\"a\""));
+	drop(WITH(ENTRY), 0, "{\"model\": \"m\"}");
+	drop("{\"vision\": {\"remote\": true, \"hosts\": \"box\", \"cache\": 1}}", 0,
+	        "{\"vision\": {\"cache\": 1}}");
+	drop(WITH("\"a\""), FS_ENOTFOUND, "{}");
+	drop("{}", FS_ENOTFOUND, "{}");
+	drop("{\"vision\": []}", FS_ENOTFOUND, "{}");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	        cmocka_unit_test(test_our_line_comes_and_goes),
+	        cmocka_unit_test(test_older_lines_are_replaced_in_their_place),
+	        cmocka_unit_test(test_no_public_key),
+	        cmocka_unit_test(test_settings_are_merged),
+	        cmocka_unit_test(test_hosts_are_added_to_a_config),
+	        cmocka_unit_test(test_hosts_are_removed_from_a_config),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
