@@ -121,6 +121,11 @@ static int install_programs(struct host *h)
 	int rc;
 	if (h->o.binary)
 		return host_send_binary(h);
+	if (!h->o.sources && *h->facts.binary && !strcmp(h->facts.version, "farsight-agent " FS_VERSION)) {
+		host_ok(h, "programs", "%s, sent earlier (--sources DIR builds them there instead)",
+		        h->facts.version);
+		return FS_OK;
+	}
 	rc = host_tools(h);
 	return rc ? rc : host_build(h);
 }

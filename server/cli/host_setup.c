@@ -100,9 +100,9 @@ int host_start(struct host *h)
 	        "d=\"$HOME/.local/farsight\"; w=\"$d/bin/farsight-watchdog\"; "
 	        "u=\"$d/lib/systemd/user/farsight-watchdog.service\"; "
 	        "if [ \"$1\" = changed ]; then \"$w\" stop > /dev/null 2>&1; fi; "
-	        "if [ -f \"$u\" ] && systemctl --user show-environment > /dev/null 2>&1; then "
-	        "systemctl --user enable \"$u\" 2> /dev/null && systemctl --user daemon-reload && "
-	        "systemctl --user start farsight-watchdog && echo how=systemd && "
+	        "if [ -f \"$u\" ] && systemctl --user show-environment > /dev/null 2>&1 && "
+	        "systemctl --user enable \"$u\" > /dev/null 2>&1 && systemctl --user daemon-reload && "
+	        "systemctl --user start farsight-watchdog; then echo how=systemd; "
 	        "echo \"linger=$(loginctl show-user \"$(id -un)\" -p Linger --value 2> /dev/null)\"; "
 	        "else echo how=agent; fi";
 	struct fs_errbuf e = {""};
@@ -119,8 +119,7 @@ int host_start(struct host *h)
 	}
 	fs_buf_finish(&out);
 	if (rc)
-		return host_failed(h, rc, "watchdog",
-		        "on the host, type: systemctl --user status farsight-watchdog", e.text);
+		return host_failed(h, rc, "watchdog", NULL, e.text);
 	if (strcmp(how, "systemd") != 0) {
 		host_ok(h, "watchdog", "the agent starts it when a server comes");
 		return FS_OK;

@@ -321,6 +321,26 @@ def test_a_stub_of_the_text_model_and_another_encoder(box):
     assert stub.read_bytes()[:4] == b"GGUF" and stub.stat().st_size < lab.TEXT_MODEL.stat().st_size
 
 
+def test_a_user_manager_keeps_the_watchdog(box):
+    """A systemctl that takes notes stands for the real one."""
+    tools, notes = box.tmp / "tools", box.tmp / "notes"
+    tools.mkdir()
+    (tools / "systemctl").write_text(f'#!/bin/sh\necho "$*" >> {notes}\n[ ! -e {tools}/broken ] || [ "$2" != start ]\n')
+    (tools / "systemctl").chmod(0o755)
+    box.start(PATH=f"{tools}:/usr/bin:/bin")
+    said = box.added()
+    assert "the agent starts it" in said  # programs without a unit
+    unit = box.home / ".local/farsight/lib/systemd/user/farsight-watchdog.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\n")
+    status, said = box.add("--yes", "--threads", "2")
+    assert status == 0 and "a systemd service" in said and "sent earlier" in said, said
+    assert notes.read_text().splitlines()[-3:] == [f"--user enable {unit}", "--user daemon-reload", "--user start farsight-watchdog"]
+    (tools / "broken").touch()
+    status, said = box.add("--yes", "--threads", "1")
+    assert status == 0 and "the agent starts it" in said, said
+
+
 def test_check_says_what_is_wrong(box):
     box.start()
     status, said = box.check()
