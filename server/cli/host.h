@@ -54,6 +54,7 @@ struct host {
 	struct fs_ssh_opts ssh_opts; /* the admin's own way in */
 	struct fs_ssh_target target;
 	struct fs_ssh *ssh; /* NULL = not connected */
+	int64_t ssh_used;   /* when it was last */
 	struct host_facts facts;
 	/* of the config's entry, for check; by_entry: it was written by hand, with another key than ours */
 	const char *entry_identity, *entry_command;

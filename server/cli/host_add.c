@@ -84,6 +84,7 @@ int host_sign_in(struct host *h, bool needed)
 	char hint[400];
 	int64_t deadline = fs_deadline_ms(CONNECT_S * 1000);
 	int rc = fs_ssh_open(&h->ssh_opts, deadline, h->wake, host_stopped, h, &h->ssh, &e);
+	h->ssh_used = fs_now();
 	if (rc && needed) {
 		copy_id_hint(h, hint, sizeof(hint));
 		return host_failed(h, rc, "sign-in", rc == FS_EAUTH ? hint : NULL, e.text);

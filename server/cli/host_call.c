@@ -17,6 +17,9 @@
 #define CALL_S 60
 #define SILENCE_MS 30000
 #define STDERR_MAX 4096
+#define FRESH_S 10 /* a session that was idle for longer may have been given up by sshd: nobody answered it  \
+	            */
+#define CONNECT_S 15
 
 /* ---- on the host ---- */
 
@@ -57,6 +60,16 @@ static void say_stderr(const struct fs_buf *err, int status, struct fs_errbuf *e
 		fs_fail(e, FS_EIO, "a command on the host ended with status %d", status);
 }
 
+static int freshen(struct host *h, struct fs_errbuf *e)
+{
+	if (h->ssh && fs_now() - h->ssh_used < FRESH_S * FS_SEC)
+		return FS_OK;
+	fs_ssh_close(h->ssh);
+	h->ssh = NULL;
+	return fs_ssh_open(
+	        &h->ssh_opts, fs_deadline_ms(CONNECT_S * 1000), h->wake, host_stopped, h, &h->ssh, e);
+}
+
 int host_call(struct host *h, const struct host_call *c, int *status, struct fs_errbuf *e)
 {
 	struct fs_buf command, err, dropped;
@@ -66,6 +79,8 @@ int host_call(struct host *h, const struct host_call *c, int *status, struct fs_
 	fs_buf_init(&dropped, 65536);
 	struct fs_buf *out = c->out ? c->out : &dropped;
 	rc = write_command(c, &command, e);
+	if (!rc)
+		rc = freshen(h, e);
 	if (!rc) {
 		struct fs_ssh_run r = {.command = (const char *)command.data,
 		        .input = c->input,
@@ -87,6 +102,7 @@ int host_call(struct host *h, const struct host_call *c, int *status, struct fs_
 			h->ssh = NULL;
 		}
 	}
+	h->ssh_used = fs_now();
 	if (!rc) {
 		drop_noise(out);
 		if (mine)

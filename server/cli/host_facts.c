@@ -89,7 +89,7 @@ int host_learn(struct host *h)
 	return FS_OK;
 }
 
-/* scripts/install-deps runs there from stdin, so that one list of packages serves both ways. */
+/* scripts/install-deps runs there, so that one list of packages serves both ways. */
 static int run_install_deps(
         struct host *h, const char *option, struct fs_buf *out, int deadline_s, struct fs_errbuf *e)
 {
@@ -103,7 +103,10 @@ static int run_install_deps(
 	if (fd < 0 || fstat(fd, &st)) {
 		rc = fs_fail_errno(e, FS_EIO, "can not open %s", path);
 	} else {
-		struct host_call c = {.script = "exec sh -s -- --server-less $1 2>&1",
+		struct host_call c = {
+		        .script =
+		                "t=$(mktemp) && cat > \"$t\" && sh \"$t\" --server-less $1 < /dev/null 2>&1; "
+		                "rc=$?; rm -f \"$t\"; exit $rc",
 		        .args = {option},
 		        .input_fd = fd,
 		        .input_n = (uint64_t)st.st_size,

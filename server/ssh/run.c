@@ -118,7 +118,7 @@ static int check_patience(struct flow *f, struct fs_errbuf *e)
 		return fs_fail(e, FS_ECANCELLED, "cancelled");
 	if (now >= f->patience.deadline)
 		return fs_fail(e, FS_ETIMEOUT, "a command on the host took too long");
-	if (f->r->idle_ms && now >= f->moved_at + f->r->idle_ms * FS_MS)
+	if (f->r->idle_ms && !f->eof_sent && now >= f->moved_at + f->r->idle_ms * FS_MS)
 		return fs_fail(
 		        e, FS_ETIMEOUT, "the host fell silent for %lld s", (long long)f->r->idle_ms / 1000);
 	return FS_OK;
@@ -140,7 +140,7 @@ static int flow_run(struct flow *f, struct fs_errbuf *e)
 			continue;
 		}
 		int64_t until = f->patience.deadline;
-		if (f->r->idle_ms)
+		if (f->r->idle_ms && !f->eof_sent)
 			until = FS_MIN(until, f->moved_at + f->r->idle_ms * FS_MS);
 		rc = fs_ssh_wait(f->s, f->left > 0, f->patience.wake_fd, until);
 		if (rc)

@@ -102,7 +102,8 @@ struct fs_ssh_run {
 	void (*sent)(void *arg, uint64_t n); /* input handed on so far; may be NULL */
 	void (*heard)(void *arg, const char *bytes, size_t n); /* stdout as it comes; may be NULL */
 	void *arg;
-	int64_t idle_ms; /* FS_ETIMEOUT when nothing moved for so long; 0 = the deadline alone */
+	int64_t idle_ms; /* FS_ETIMEOUT when there is input and nothing moves for so long; 0 = the deadline
+	                    alone */
 	int64_t deadline;
 	int wake_fd; /* these three as for fs_ssh_connect */
 	bool (*cancelled)(void *arg);

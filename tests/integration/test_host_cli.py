@@ -212,6 +212,32 @@ def test_no_compiler(box):
     assert "apt-get install" in said
 
 
+def test_missing_packages(box):
+    """Tools that say what the test wants stand for Debian's."""
+    tools = box.tmp / "tools"
+    tools.mkdir()
+
+    def tool(name, text):
+        (tools / name).write_text("#!/bin/sh\n" + text + "\n")
+        (tools / name).chmod(0o755)
+
+    tool("dpkg-query", 'for a; do last=$a; done; [ "$last" = libgif-dev ] || echo "install ok installed"')
+    tool("apt-get", f'echo "$*" >> {box.tmp}/apt; [ "$1" = update ] || {{ echo "E: no network here"; exit 100; }}')
+    tool("sudo", "exit 1")
+    tool("id", 'case "$1" in -u) echo 1000 ;; *) exec /usr/bin/id "$@" ;; esac')
+    box.start(PATH=f"{tools}:/usr/bin:/bin")
+    status, said = box.add("--yes", "--mmproj", str(lab.MMPROJ))
+    assert status == 1 and "may not install" in lines(said, "failed  build tools")[0], said
+    assert "type: sudo apt-get install -y libgif-dev\n" in said
+    (tools / "id").unlink()
+    if os.getuid() == 0:
+        status, said = box.add("--mmproj", str(lab.MMPROJ))
+        assert status == 1 and not (box.tmp / "apt").exists(), said  # nobody has agreed
+        status, said = box.add("--yes", "--mmproj", str(lab.MMPROJ))
+        assert status == 1 and "E: no network here" in lines(said, "failed  build tools")[0], said
+        assert (box.tmp / "apt").read_text().splitlines() == ["update -q", "install -y -q --no-install-recommends libgif-dev"]
+
+
 def test_programs_that_do_not_run_there_replace_none(box):
     box.start()
     box.added()
