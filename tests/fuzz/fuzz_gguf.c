@@ -1,8 +1,7 @@
 /* Fuzz target: bytes as a GGUF file. The first of them reach the parser through a memory file, since the
  * reader maps files. */
-#include "common/gguf/gguf.h"
+#include "common/gguf/internal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -42,6 +41,28 @@ static void read_key(const struct fs_gguf *g, const char *key)
 				(void)((const volatile char *)s)[n - 1];
 }
 
+/* Whatever can be read has a stub that can be read, with the same names. */
+static void check_stub(const struct fs_gguf *g)
+{
+	struct fs_gguf_stub_info info;
+	struct fs_gguf *stub;
+	char path[64];
+	int fd = memfd_create("stub.gguf", 0);
+	FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
+
+	if (f == NULL)
+		abort();
+	if (gguf_stub(g, f, &info, NULL) == FS_OK) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		if (fflush(f) != 0 || lseek(fd, 0, SEEK_END) != (off_t)info.bytes_out ||
+		        fs_gguf_open(&stub, path, NULL) != FS_OK ||
+		        fs_gguf_n_tensors(stub) != fs_gguf_n_tensors(g))
+			abort();
+		fs_gguf_close(stub);
+	}
+	fclose(f);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
 	static int fd = -1;
@@ -59,6 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 	read_key(g, "general.architecture");
 	read_key(g, "words");
 	read_key(g, "mean");
+	check_stub(g);
 	fs_gguf_close(g);
 	return 0;
 }
