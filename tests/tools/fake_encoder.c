@@ -241,7 +241,7 @@ _Noreturn static void grow(void)
 		char *p = malloc(piece);
 		if (!p)
 			abort();
-		memset(p, 1, piece);
+		explicit_bzero(p, piece); /* a memset of memory that nobody looks at may be left out */
 	}
 }
 
