@@ -90,24 +90,34 @@ static int send_some(struct flow *f, bool *moved, struct fs_errbuf *e)
 	return FS_OK;
 }
 
-static int hear_some(struct flow *f, bool *moved, struct fs_errbuf *e)
+static void hear_stderr(struct flow *f, bool *moved)
 {
-	char bytes[16384];
-	struct fs_errbuf end;
-	ssize_t n = fs_ssh_read(f->s, bytes, sizeof(bytes), &end);
-	if (n < 0)
-		f->ended = true;
-	*moved |= n != 0;
-	if (n > 0 && f->r->heard)
-		f->r->heard(f->r->arg, bytes, (size_t)n);
-	if (n > 0 && f->r->out && fs_buf_append(f->r->out, bytes, (size_t)n))
-		return fs_fail(
-		        e, FS_ELIMIT, "a command on the host says more than %zu bytes", f->r->out->max);
+	char bytes[4096];
+	ssize_t n;
 	while ((n = fs_ssh_read_stderr(f->s, bytes, sizeof(bytes))) > 0) {
 		*moved = true;
 		if (f->r->err) /* bounded: the beginning is what counts */
 			fs_buf_append(f->r->err, bytes, FS_MIN((size_t)n, f->r->err->max - f->r->err->len));
 	}
+}
+
+/* The output after the error text: fs_ssh_wait takes a read of that for a sign of more. */
+static int hear_some(struct flow *f, bool *moved, struct fs_errbuf *e)
+{
+	char bytes[16384];
+	struct fs_errbuf end;
+	hear_stderr(f, moved);
+	ssize_t n = fs_ssh_read(f->s, bytes, sizeof(bytes), &end);
+	*moved |= n != 0;
+	if (n < 0) {
+		f->ended = true;
+		hear_stderr(f, moved);
+	}
+	if (n > 0 && f->r->heard)
+		f->r->heard(f->r->arg, bytes, (size_t)n);
+	if (n > 0 && f->r->out && fs_buf_append(f->r->out, bytes, (size_t)n))
+		return fs_fail(
+		        e, FS_ELIMIT, "a command on the host says more than %zu bytes", f->r->out->max);
 	return FS_OK;
 }
 

@@ -176,6 +176,25 @@ static void test_patience_and_limits(void **state)
 	fs_buf_finish(&small);
 }
 
+static bool count_looks(void *arg)
+{
+	++*(int *)arg;
+	return false;
+}
+
+/* A build there may take an hour, in which nothing is to be done here: it looks around only when something
+ * happened. */
+static void test_waiting_costs_nothing(void **state)
+{
+	int looks = 0;
+	struct fs_ssh *s = open_session();
+	struct fs_ssh_run r = {
+	        .command = "echo a; echo b >&2; sleep 2", .cancelled = count_looks, .cancelled_arg = &looks};
+	assert_int_equal(run(s, &r, "a\n", "b\n"), 0);
+	assert_in_range(looks, 1, 200);
+	fs_ssh_close(s);
+}
+
 static void test_a_key_is_shown_pinned_and_taken(void **state)
 {
 	char known[250];
@@ -257,6 +276,7 @@ int main(void)
 	        cmocka_unit_test(test_values_stay_values),
 	        cmocka_unit_test(test_a_large_file_crosses),
 	        cmocka_unit_test(test_patience_and_limits),
+	        cmocka_unit_test(test_waiting_costs_nothing),
 	        cmocka_unit_test(test_a_key_is_shown_pinned_and_taken),
 	        cmocka_unit_test(test_a_changed_key_is_not_shown_as_new),
 	        cmocka_unit_test(test_only_the_named_key_is_offered),
