@@ -38,7 +38,8 @@ static void greetings_that_are_taken(void **state)
 	        {"FARSIGHT 1 channel fe80::1%lo", FS_WD_CHANNEL, "fe80::1%lo"},
 	        {"FARSIGHT 1 channel ::ffff:10.0.0.1", FS_WD_CHANNEL, "::ffff:10.0.0.1"},
 	        {"FARSIGHT 1 channel -", FS_WD_CHANNEL, ""}, {"FARSIGHT 1 status -", FS_WD_STATUS, ""},
-	        {"FARSIGHT 1 stop -", FS_WD_STOP, ""}};
+	        {"FARSIGHT 1 stop -", FS_WD_STOP, ""}, {"FARSIGHT 1 retire -", FS_WD_RETIRE, ""},
+	        {"FARSIGHT 1 replace -", FS_WD_REPLACE, ""}};
 	for (size_t i = 0; i < FS_ARRAY_LEN(good); i++) {
 		struct fs_wd_greeting g;
 		struct fs_errbuf e;
@@ -146,6 +147,27 @@ static void spool_is_private_and_leaves_nothing(void **state)
 	assert_int_equal(access(s.folder, F_OK), -1);
 }
 
+/* Room in another place counts only on another file system. */
+static void second_spool_is_on_another_file_system(void **state)
+{
+	struct fs_spool s, beside;
+	struct fs_errbuf e;
+	struct stat a, b;
+	assert_int_equal(fs_spool_init_at(&s, folder, &e), FS_OK);
+	assert_true(fs_spool_room(&s) > 0);
+	int rc = fs_spool_init_beside(&beside, &s, 1, &e);
+	assert_int_equal(stat("/dev/shm", &a) || stat(folder, &b), 0);
+	assert_int_equal(rc, a.st_dev == b.st_dev ? FS_ENOTFOUND : FS_OK);
+	if (rc == FS_OK)
+		assert_memory_equal(beside.folder, "/dev/shm/", 9);
+	fs_spool_finish(&beside);
+	assert_int_equal(fs_spool_init_beside(&beside, &s, UINT64_MAX, &e), FS_ENOTFOUND);
+	fs_spool_finish(&s);
+	assert_int_equal(fs_spool_room(&s), 0);
+	assert_int_equal(fs_spool_init_at(&s, "/tmp/with blank", &e), FS_EINVAL);
+	assert_int_equal(fs_spool_init_at(&s, "/nowhere", &e), FS_EIO);
+}
+
 /* A second watchdog removes a dead one's folder, leaves a live one's alone, and follows no link. */
 static void only_dead_folders_are_removed(void **state)
 {
@@ -201,6 +223,7 @@ int main(void)
 	        cmocka_unit_test(socket_path_follows_the_runtime_folder),
 	        cmocka_unit_test(back_off_is_cut_short),
 	        cmocka_unit_test(spool_is_private_and_leaves_nothing),
+	        cmocka_unit_test(second_spool_is_on_another_file_system),
 	        cmocka_unit_test(only_dead_folders_are_removed),
 	};
 	return cmocka_run_group_tests(tests, make_folder, remove_folder);
