@@ -279,7 +279,7 @@ class VisionPc(Pc):
 
     def configure(self, **config):
         base = {"mmproj": str(lab.MMPROJ), "encoder": str(lab.FAKE_ENCODER), "extended": True, "log_level": "debug",
-                "encoder_args": ["--embd", str(EMBD), "--rows", "4x4", "--noise", "--log", str(self.encoder_log), "--control", str(self.control)]}
+                "encoder_args": ["--embd", str(EMBD), "--rows", "16x16", "--noise", "--log", str(self.encoder_log), "--control", str(self.control)]}
         (self.home / ".config/farsight/vision-host.json").write_text(json.dumps({**base, **self.LIMITS, **config}))
 
     def make_key(self, name):
@@ -447,4 +447,5 @@ def clock_shift(folder):
         with open(cell, "r+b") as f:
             f.write(struct.pack("<q", seconds))
 
-    return {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(cell)}, jump
+    sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"  # a library that is preloaded comes before it
+    return {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(cell), "ASAN_OPTIONS": sanitizer}, jump
