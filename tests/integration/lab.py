@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -77,6 +78,28 @@ def read_body_bytes(client, n):
     answer = http.client.HTTPResponse(client)
     answer.begin()
     return answer.read(n)
+
+
+class SlowReader(threading.Thread):
+    """Takes an answer in drops, so that its connection is alive and always full; in one gulp once it may."""
+
+    def __init__(self, client):
+        super().__init__(daemon=True)
+        self.client, self.got, self.hurry = client, bytearray(), threading.Event()
+        self.start()
+
+    def run(self):
+        with contextlib.suppress(OSError):
+            while piece := self.client.recv(1 << 16 if self.hurry.is_set() else 256):
+                self.got += piece
+                self.hurry.wait(0.2)
+
+    def rest(self):
+        """All bytes that came, when no more come."""
+        self.hurry.set()
+        self.join(LIMIT_S)
+        assert not self.is_alive()
+        return bytes(self.got)
 
 
 def drain(client):

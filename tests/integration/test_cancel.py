@@ -184,9 +184,10 @@ def test_a_client_that_does_not_read_is_dropped(servers):
     """Its answer would pile up without end; the row says disconnect."""
     server = servers(context=65536)
     request = chat("Hello!", max_tokens=20000, ignore_eos=True, stream=True, logprobs=True, top_logprobs=20)
-    client = server.send_raw("POST", "/v1/chat/completions", json.dumps(request).encode(), receive_buffer=4096)
+    client = lab.SlowReader(server.send_raw("POST", "/v1/chat/completions", json.dumps(request).encode(), receive_buffer=4096,
+                                            Connection="close"))
     lab.wait_for(lambda: server.history() and not server.live(), "the end of the answer", limit=300)
     row = server.history()[0]
     assert row["finish"] == "disconnect", row
-    client.close()
+    client.rest()
     assert server.ask("Hello!", max_tokens=4)

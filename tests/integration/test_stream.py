@@ -216,9 +216,9 @@ def test_a_reader_that_falls_behind_is_told(servers):
     request = body(max_tokens=2500, ignore_eos=True, logprobs=True, top_logprobs=20)
     client = start(server, "slow", request)
     lab.wait_for(lambda: lookup(server, "slow") and lookup(server, "slow")[0]["total_bytes"] > 0, "the first bytes")
-    slow = server.send_raw("GET", "/v1/stream/slow?from=0", receive_buffer=4096)
+    slow = lab.SlowReader(server.send_raw("GET", "/v1/stream/slow?from=0", receive_buffer=4096, Connection="close"))
     lab.read_answer(client)
-    assert b"Stream offset lost, please restart" in lab.read_answer(slow)[2]
+    assert b"Stream offset lost, please restart" in slow.rest()
     status, _, text = get(server, "slow", 0)
     assert (status, json.loads(text)["error"]["message"]) == (400, "Stream offset lost, please restart")
     total = finished(server, "slow")["total_bytes"]
@@ -307,7 +307,7 @@ def test_a_conversation_belongs_to_its_key(servers):
 
 def test_without_room_the_answer_still_comes(servers):
     server = servers(context=65536, streams={"max": 1})
-    first = start(server, "one", body(max_tokens=3000, ignore_eos=True))
+    first = start(server, "one", body(max_tokens=1000, ignore_eos=True))
     lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
     status, headers, text = lab.read_answer(start(server, "two"))
     assert status == 200 and headers["x-conversation-resumable"] == "no" and text.endswith(b"data: [DONE]\n\n")
