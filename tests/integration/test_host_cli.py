@@ -1,13 +1,18 @@
 """`farsight host`: two homes on one machine with a real sshd between them. The vision host's home is what sshd's SetEnv says, so that nothing of the
 user's is read or written."""
 import contextlib
+import fcntl
 import getpass
+import hashlib
 import json
 import os
 import pathlib
+import pty
+import select
 import shutil
 import socket
 import subprocess
+import termios
 import threading
 
 import pytest
@@ -304,7 +309,6 @@ def test_an_interrupted_transfer_goes_on(box):
 def test_a_damaged_part_is_never_used(box):
     box.start()
     assert box.add("--yes", "--binary", str(box.binary))[0] == 1
-    import hashlib
     models = box.home / ".local/farsight/models"
     models.mkdir(parents=True)
     tag = hashlib.sha256(lab.MMPROJ.read_bytes()).hexdigest()[:16]
@@ -443,6 +447,58 @@ def test_one_of_two_main_pcs_leaves(box):
     assert status == 0 and "1 other machines" in said, said
     assert (box.home / ".local/farsight/bin/farsight-agent").exists()
     assert "farsight:you@there" in box.keys.read_text() and box.keys.read_text().count("restrict") == 1
+
+
+class Terminal:
+    """farsight host add at a terminal."""
+
+    def __init__(self, box, *args):
+        self.said = b""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SSH_", "FARSIGHT_"))}
+        master, slave = pty.openpty()
+        self.process = subprocess.Popen([CLI, "host", "add", "box", "--config", box.config, *args], env={**env, "HOME": str(box.main)}, stdin=slave,
+                                        stdout=slave, stderr=slave, start_new_session=True,
+                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(slave)
+        self.fd = master
+
+    def read(self):
+        try:
+            data = os.read(self.fd, 65536) if select.select([self.fd], [], [], 0.1)[0] else b""
+        except OSError:  # its other end is closed
+            return False
+        self.said += data
+        return True
+
+    def until(self, word):
+        lab.wait_for(lambda: self.read() and word in self.said, word)
+        self.said = self.said.split(word, 1)[1]
+
+    def type(self, text):
+        os.write(self.fd, text)
+
+    def end(self):
+        lab.wait_for(lambda: not self.read(), "the end")
+        os.close(self.fd)
+        return self.process.wait(lab.LIMIT_S)
+
+
+def test_questions_at_a_terminal(box):
+    box.start()
+    t = Terminal(box)
+    t.until(b"[y/N]")
+    t.type(b"n\n")
+    assert t.end() == 1 and b"not agreed" in t.said
+    t = Terminal(box)
+    t.until(b"[y/N]")
+    t.type(b"\x03")
+    assert t.end() == 1 and b"stopped" in t.said
+    assert not box.known.exists()
+    t = Terminal(box, "--binary", box.binary, "--mmproj", lab.MMPROJ)
+    t.until(b"[y/N]")
+    t.type(b"y\n")
+    assert t.end() == 0
+    assert b"mmproj [####" in t.said and b"\033[K" in t.said
 
 
 def test_wrong_command_lines(box):
