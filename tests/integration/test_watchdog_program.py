@@ -1,6 +1,7 @@
 """farsight-watchdog as a program: what servers may not do to it, its place, its settings, its end."""
 import json
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -8,6 +9,7 @@ import subprocess
 import pytest
 
 import frames_client as fc
+import lab
 from watchdog_lab import WATCHDOG, alive, picture
 
 
@@ -163,6 +165,19 @@ def test_configuration_errors(watchdog, text, error):
     h.config.write_text(text)
     p = subprocess.run([WATCHDOG, "--socket", h.socket, "--config", h.config], capture_output=True, text=True, env=h.env)
     assert p.returncode == 1 and error in p.stderr and str(h.config) in p.stderr, p.stderr
+
+
+def test_settings_are_documented():
+    """docs/VISION_HOST.md has the rows of the one table, in its words."""
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", (lab.TOP / "docs/VISION_HOST.md").read_text(), re.M)
+    lines = subprocess.run([WATCHDOG, "--help-config"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [r[0] for r in rows] == [line.split()[0] for line in lines]
+    for (_, default, meaning), line in zip(rows, lines):
+        _, text = line.split(None, 1)
+        bounds = re.search(r" \((?:(false)|(-?\d+); (-?\d+ to \d+))\)$", text)
+        assert meaning == (text[:bounds.start()] if bounds else text)
+        if bounds:
+            assert default == (f"`{bounds[1]}`" if bounds[1] else f"`{bounds[2]}` ({bounds[3]})")
 
 
 def test_idle_watchdog_ends(watchdog):
