@@ -152,39 +152,6 @@ static int start_engine(struct server *s, const struct fs_config *c, struct fs_e
 	return FS_OK;
 }
 
-/* The encoder that was installed, or built, with this program; without one it is searched in PATH. */
-static void default_encoder(char *out, size_t cap)
-{
-	static const char name[] = "farsight-encoder";
-	ssize_t n = readlink("/proc/self/exe", out, cap - sizeof(name));
-	char *slash = n > 0 ? memrchr(out, '/', (size_t)n) : NULL;
-	if (slash)
-		memcpy(slash + 1, name, sizeof(name));
-	if (!slash || access(out, X_OK) != 0)
-		snprintf(out, cap, "%s", name);
-}
-
-static struct fs_vision_local_opts local_opts(struct server *s, const struct fs_config *c)
-{
-	if (c->vision.exe)
-		snprintf(s->encoder, sizeof(s->encoder), "%s", c->vision.exe);
-	else
-		default_encoder(s->encoder, sizeof(s->encoder));
-	const char *slash = strrchr(s->encoder, '/'), *base = slash ? slash + 1 : s->encoder;
-	bool ours = strcmp(base, "farsight-encoder") == 0;
-	return (struct fs_vision_local_opts){.exe = s->encoder,
-	        .mmproj = c->vision.mmproj,
-	        .model = c->model,
-	        .extended = strcmp(c->vision.extended, "auto") == 0 ? ours
-	                                                            : strcmp(c->vision.extended, "on") == 0,
-	        .gpu = c->vision.gpu,
-	        .elastic = c->vision.elastic,
-	        .threads = (int)c->vision.threads,
-	        .idle_s = (int)c->vision.elastic_idle_s,
-	        .ready_timeout_s = (int)c->vision.ready_timeout_s,
-	        .turn = fs_turn_for_encoder(&s->encoder_turn, &s->turn)};
-}
-
 static int start_vision(struct server *s, const struct fs_config *c, int port, struct fs_errbuf *e)
 {
 	if (!c->vision.remote && !c->vision.mmproj)
@@ -195,7 +162,8 @@ static int start_vision(struct server *s, const struct fs_config *c, int port, s
 	o.n_embd = fs_engine_info(s->engine)->n_embd;
 	o.liveness_port = port;
 	if (c->vision.mmproj) {
-		local = local_opts(s, c);
+		fs_vision_local_from_config(c, s->encoder, sizeof(s->encoder), &local);
+		local.turn = fs_turn_for_encoder(&s->encoder_turn, &s->turn);
 		o.local = &local;
 	}
 	int rc = fs_ssh_init(e);

@@ -9,9 +9,7 @@
 #include <openssl/evp.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char usage[] =
         "usage: farsight encode PICTURE [--out ROWS.sve] [options]\n"
@@ -33,56 +31,28 @@ struct encode {
 	bool verbose;
 };
 
-/* The encoder that was installed, or built, with this program; without one it is searched in PATH. */
-static void default_encoder(char *out, size_t cap)
-{
-	static const char *const places[] = {"farsight-encoder", "../../remote/encoder/farsight-encoder"};
-	char self[CLI_PATH];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-	char *slash = n > 0 ? memrchr(self, '/', (size_t)n) : NULL;
-	for (size_t i = 0; slash && i < FS_ARRAY_LEN(places); i++) {
-		snprintf(out, cap, "%.*s%s", (int)(slash + 1 - self), self, places[i]);
-		if (access(out, X_OK) == 0)
-			return;
-	}
-	snprintf(out, cap, "farsight-encoder");
-}
-
 /* ---- where ---- */
 
-static int options_local(const struct encode *a, const struct fs_config *c, struct fs_vision_local_opts *l,
+static void options_local(const struct encode *a, const struct fs_config *c, struct fs_vision_local_opts *l,
         char exe[CLI_PATH], struct fs_vision_opts *o)
 {
-	default_encoder(exe, CLI_PATH);
-	if (c->vision.exe)
-		snprintf(exe, CLI_PATH, "%s", c->vision.exe);
-	const char *slash = strrchr(exe, '/');
-	bool ours = strcmp(slash ? slash + 1 : exe, "farsight-encoder") == 0;
-	*l = (struct fs_vision_local_opts){.exe = exe,
-	        .mmproj = a->mmproj ? a->mmproj : c->vision.mmproj,
-	        .model = c->model,
-	        .extended = strcmp(c->vision.extended, "auto") == 0 ? ours
-	                                                            : strcmp(c->vision.extended, "on") == 0,
-	        .gpu = c->vision.gpu,
-	        .threads = (int)c->vision.threads,
-	        .ready_timeout_s = (int)c->vision.ready_timeout_s};
+	fs_vision_local_from_config(c, exe, CLI_PATH, l);
+	l->elastic = false; /* it has one picture to do */
+	if (a->mmproj)
+		l->mmproj = a->mmproj;
 	o->n_hosts = 0;
 	o->local = l;
-	return FS_OK;
 }
 
 /* A host of the config by its name there; else the name as ssh has it. */
-static int options_host(const struct encode *a, struct fs_vision_opts *o)
+static void options_host(const struct encode *a, struct fs_vision_opts *o)
 {
+	struct fs_vision_host_opts h = {.host = a->host};
 	for (size_t i = 0; i < o->n_hosts; i++)
-		if (strcmp(o->hosts[i].host, a->host) == 0) {
-			o->hosts[0] = o->hosts[i];
-			o->n_hosts = 1;
-			return FS_OK;
-		}
-	o->hosts[0] = (struct fs_vision_host_opts){.host = a->host};
+		if (strcmp(o->hosts[i].host, a->host) == 0)
+			h = o->hosts[i];
+	o->hosts[0] = h;
 	o->n_hosts = 1;
-	return FS_OK;
 }
 
 static int options(const struct encode *a, const struct fs_config *c, struct fs_vision_local_opts *l,
@@ -92,10 +62,10 @@ static int options(const struct encode *a, const struct fs_config *c, struct fs_
 	o->program = "farsight encode";
 	o->encode_timeout_ms = (int)a->timeout_s * 1000;
 	if (a->host)
-		return options_host(a, o);
-	if (a->mmproj || c->vision.mmproj)
-		return options_local(a, c, l, exe, o);
-	if (o->n_hosts == 0)
+		options_host(a, o);
+	else if (a->mmproj || c->vision.mmproj)
+		options_local(a, c, l, exe, o);
+	else if (o->n_hosts == 0)
 		return fs_fail(e, FS_EINVAL,
 		        "where? The config names no vision host and no mmproj: give --host or --mmproj");
 	return FS_OK;

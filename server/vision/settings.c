@@ -1,7 +1,9 @@
 /* The config's vision section as fs_vision_opts. */
 #include "server/vision/settings.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 void fs_vision_opts_from_config(const struct fs_config *c, struct fs_vision_opts *o)
 {
@@ -23,4 +25,37 @@ void fs_vision_opts_from_config(const struct fs_config *c, struct fs_vision_opts
 		        .config_file = h->ssh_config,
 		        .command = h->command};
 	}
+}
+
+/* The encoder that was installed, or built, with this program. */
+static void default_encoder(char *out, size_t cap)
+{
+	static const char name[] = "farsight-encoder";
+	ssize_t n = readlink("/proc/self/exe", out, cap - sizeof(name));
+	char *slash = n > 0 ? memrchr(out, '/', (size_t)n) : NULL;
+	if (slash)
+		memcpy(slash + 1, name, sizeof(name));
+	if (!slash || access(out, X_OK) != 0)
+		snprintf(out, cap, "%s", name);
+}
+
+void fs_vision_local_from_config(
+        const struct fs_config *c, char *exe, size_t cap, struct fs_vision_local_opts *l)
+{
+	if (c->vision.exe)
+		snprintf(exe, cap, "%s", c->vision.exe);
+	else
+		default_encoder(exe, cap);
+	const char *slash = strrchr(exe, '/'), *base = slash ? slash + 1 : exe;
+	bool ours = strcmp(base, "farsight-encoder") == 0;
+	*l = (struct fs_vision_local_opts){.exe = exe,
+	        .mmproj = c->vision.mmproj,
+	        .model = c->model,
+	        .extended = strcmp(c->vision.extended, "auto") == 0 ? ours
+	                                                            : strcmp(c->vision.extended, "on") == 0,
+	        .gpu = c->vision.gpu,
+	        .elastic = c->vision.elastic,
+	        .threads = (int)c->vision.threads,
+	        .idle_s = (int)c->vision.elastic_idle_s,
+	        .ready_timeout_s = (int)c->vision.ready_timeout_s};
 }

@@ -175,7 +175,9 @@ def test_encode_here_and_there_is_the_same(host, servers, farsight, tmp_path):
     picture = PICTURES / "two-shapes.png"
     code, out, err = farsight("encode", picture, "--out", tmp_path / "there.sve", "--config", config)
     assert code == 0 and err == ""
-    code, out_here, err = farsight("encode", picture, "--out", tmp_path / "here.sve", "--mmproj", lab.MMPROJ)
+    here = tmp_path / "here.json"
+    here.write_text(json.dumps({"vision": {"exe": str(lab.ENCODER)}}))
+    code, out_here, err = farsight("encode", picture, "--out", tmp_path / "here.sve", "--mmproj", lab.MMPROJ, "--config", here)
     assert code == 0 and err == ""
     n, nx, ny, width, rows = rows_of(tmp_path / "there.sve")
     assert f"{n} tokens, {nx} x {ny}, {width} values each, from " in out and "encoder " in out
@@ -196,7 +198,8 @@ def test_encode_errors(host, farsight, tmp_path):
     (tmp_path / "text.png").write_text("no picture")
     assert "picture" in fails(farsight, "encode", tmp_path / "text.png", "--config", config)
     assert "no/folder" in fails(farsight, "encode", picture, "--config", config, "--out", "/no/folder/x.sve")
-    assert "/absent.gguf" in fails(farsight, "encode", picture, "--mmproj", "/absent.gguf")
+    config.write_text(json.dumps({"vision": {"exe": str(lab.ENCODER), "mmproj": "/absent.gguf"}}))
+    assert "/absent.gguf" in fails(farsight, "encode", picture, "--config", config)
 
 
 # ---- stub ----
