@@ -17,8 +17,8 @@
 #define CALL_S 60
 #define SILENCE_MS 30000
 #define STDERR_MAX 4096
-#define FRESH_S 10 /* a session that was idle for longer may have been given up by sshd: nobody answered it  \
-	            */
+/* a session that was idle for longer may have been given up by sshd: nobody answered it */
+#define FRESH_S 10
 #define CONNECT_S 15
 
 /* ---- on the host ---- */

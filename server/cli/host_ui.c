@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static void print_line(const char *mark, const char *step, const char *fmt, va_list ap)
+static void FS_PRINTF(3, 0) print_line(const char *mark, const char *step, const char *fmt, va_list ap)
 {
 	char text[2048];
 	vsnprintf(text, sizeof(text), fmt, ap);
