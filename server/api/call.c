@@ -1,6 +1,7 @@
 /* The life of one call on its worker: JSON, chat, answer, end, and the record of it. */
 #include "server/api/call.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -121,8 +122,11 @@ static void reply_error(struct api_call *c, const struct api_error *err)
 	json_t *o = failed ? c->d->failed(c, err) : c->d->error(err);
 	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
 	json_decref(o);
+	char retry[32];
+	int wait_s = c->retry_after_s ? c->retry_after_s : err->status == 503 ? 2 : 0;
+	snprintf(retry, sizeof(retry), "Retry-After: %d", wait_s);
 	if (text)
-		api_out_whole(c, err->status, err->status == 503 ? "Retry-After: 2" : NULL, text);
+		api_out_whole(c, err->status, wait_s ? retry : NULL, text);
 	else
 		api_out_end(c);
 	free(text);
@@ -147,6 +151,7 @@ static void end_refused(struct api_call *c, const struct fs_refusal *why)
 	        .code = why->code,
 	        .param = why->param[0] ? why->param : NULL,
 	        .message = why->text.text};
+	c->retry_after_s = why->retry_after_s;
 	bool fault = why->status >= 500 && why->status != 503;
 	end_with(c, &err, fault ? FS_END_ERROR : FS_END_REFUSED, FS_CANCEL_NONE);
 }

@@ -69,6 +69,7 @@ struct api_call {
 	struct fs_buf answer; /* not streamed: its text */
 	bool begun;           /* streamed: begin was called */
 	bool overflow;        /* it is larger than this server can hold, or memory was out */
+	int retry_after_s;    /* of a refusal, when the client may try again; 0 = what is usual */
 	struct api_tool_call *calls;
 	size_t n_calls;
 	json_t *logprobs; /* the dialect's, kept for it until the end */

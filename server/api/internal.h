@@ -26,7 +26,7 @@ void api_reply_error(struct fs_http_request *r, const struct api_error *err);
 void api_reply_json(struct fs_http_request *r, json_t *o);
 /* Whether pictures can be taken, and each host's state; with all its counters when `whole`. v NULL = none. */
 json_t *api_vision(struct fs_vision *v, bool whole);
-/* Appends the page of GET /metrics; b holds at least 128 KiB. FS_ENOMEM. */
+/* Appends the page of GET /metrics; b holds at least 256 KiB. FS_ENOMEM. */
 int api_metrics_page(const struct fs_api *api, struct fs_buf *b);
 
 /* The body as a JSON object. FS_ECANCELLED, or the refusal is filled. */

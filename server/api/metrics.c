@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-#define MAX_PAGE ((size_t)128 << 10) /* several times what all hosts and histograms take */
+#define MAX_PAGE ((size_t)256 << 10) /* several times what all hosts and histograms take */
 
 static void family(struct fs_buf *b, const char *name, const char *type, const char *help)
 {
@@ -204,6 +204,50 @@ static double host_outstanding(const struct fs_host_status *h)
 	return h->outstanding;
 }
 
+static double host_retries(const struct fs_host_status *h)
+{
+	return (double)h->retries;
+}
+static double host_hedged(const struct fs_host_status *h)
+{
+	return (double)h->hedged;
+}
+static double host_hedge_wins(const struct fs_host_status *h)
+{
+	return (double)h->hedge_wins;
+}
+static double host_picture(const struct fs_host_status *h)
+{
+	return h->picture_ms / 1e3;
+}
+static double host_rate(const struct fs_host_status *h)
+{
+	return h->bytes_per_s;
+}
+static double host_benched(const struct fs_host_status *h)
+{
+	return h->benched_until ? FS_MAX((double)(h->benched_until - fs_now()) / 1e9, 0.0) : 0;
+}
+static double host_since(const struct fs_host_status *h)
+{
+	return (double)(fs_now() - h->since) / 1e9;
+}
+
+/* Two labels, which `label` does not write. */
+static void host_error_causes(struct fs_buf *b, const struct fs_host_status *st, size_t n)
+{
+	static const char name[] = "farsight_host_error_causes_total";
+	family(b, name, "counter", "What went wrong with a host, by its cause.");
+	for (size_t k = 0; k < n; k++)
+		for (size_t i = 0; i < FS_N_HOST_ERRORS; i++) {
+			fs_buf_append_str(b, name);
+			label(b, "host", st[k].host);
+			b->len--; /* opens the braces again */
+			fs_buf_printf(b, ",cause=\"%s\"} %llu\n", fs_host_error_name(i),
+			        (unsigned long long)st[k].errors_by[i]);
+		}
+}
+
 static void hosts(struct fs_buf *b, struct fs_vision *v)
 {
 	static const struct {
@@ -217,9 +261,25 @@ static void hosts(struct fs_buf *b, struct fs_vision *v)
 	                host_received},
 	        {"farsight_host_rtt_seconds", "gauge", "Round trip of the last ping; 0 = unknown.", host_rtt},
 	        {"farsight_host_outstanding", "gauge", "Pictures that the host has not answered yet.",
-	                host_outstanding}};
+	                host_outstanding},
+	        {"farsight_host_retries_total", "counter",
+	                "Pictures that the host lost and that were tried again.", host_retries},
+	        {"farsight_host_hedged_total", "counter",
+	                "Late pictures that were also given to a second host.", host_hedged},
+	        {"farsight_host_hedge_wins_total", "counter",
+	                "Pictures that the host encoded as the second one, before the first.",
+	                host_hedge_wins},
+	        {"farsight_host_picture_seconds", "gauge", "Moving mean of an encode; 0 = unknown.",
+	                host_picture},
+	        {"farsight_host_bytes_per_second", "gauge", "Rate of rows on their way here; 0 = unknown.",
+	                host_rate},
+	        {"farsight_host_benched_seconds", "gauge",
+	                "For how long the host is not asked, or dialled, any more.", host_benched},
+	        {"farsight_host_state_seconds", "gauge", "Since the host's state changed.", host_since}};
 	struct fs_host_status st[FS_VISION_MAX_HOSTS];
 	size_t n = v ? fs_vision_status(v, st, FS_ARRAY_LEN(st)) : 0;
+	if (n > 0)
+		host_error_causes(b, st, n);
 	for (size_t i = 0; n > 0 && i < FS_ARRAY_LEN(families); i++) {
 		family(b, families[i].name, families[i].type, families[i].help);
 		for (size_t k = 0; k < n; k++) {

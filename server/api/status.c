@@ -16,23 +16,38 @@ static double seconds(int64_t ns)
 
 /* ---- vision ---- */
 
+/* What is counted of a host, and how it does; numbers that are not known yet are null. */
+static json_t *host_figures(const struct fs_host_status *h, int64_t now)
+{
+	json_t *by = json_object();
+	for (size_t i = 0; i < FS_N_HOST_ERRORS; i++)
+		json_object_set_new(by, fs_host_error_name(i), json_integer((json_int_t)h->errors_by[i]));
+	json_t *o = json_pack("{s:f, s:f, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:f}",
+	        "state_age_s", seconds(now - h->since), "rtt_ms", h->rtt_ms, "encodes",
+	        (json_int_t)h->encodes, "errors", (json_int_t)h->errors, "errors_by", by, "retries",
+	        (json_int_t)h->retries, "hedged", (json_int_t)h->hedged, "hedge_wins",
+	        (json_int_t)h->hedge_wins, "bytes_up", (json_int_t)h->bytes_up, "bytes_down",
+	        (json_int_t)h->bytes_down, "outstanding", (json_int_t)h->outstanding, "min_tokens",
+	        h->min_tokens, "max_tokens", h->max_tokens, "benched_s",
+	        h->benched_until ? seconds(FS_MAX(h->benched_until - now, (int64_t)0)) : 0.0);
+	bool known = h->picture_ms > 0;
+	json_object_set_new(o, "picture_ms", known ? json_real(h->picture_ms) : json_null());
+	json_object_set_new(o, "pictures_per_s", known ? json_real(1e3 / h->picture_ms) : json_null());
+	json_object_set_new(o, "bytes_per_s", h->bytes_per_s > 0 ? json_real(h->bytes_per_s) : json_null());
+	if (h->fingerprint[0])
+		json_object_set_new(o, "fingerprint", api_text(h->fingerprint));
+	return o;
+}
+
 static json_t *host_json(const struct fs_host_status *h, bool whole, int64_t now)
 {
 	json_t *o = json_pack("{s:o, s:s, s:o*, s:o*}", "host", api_text(h->host), "state",
 	        fs_host_state_name(h->state), "cause", h->cause[0] ? api_text(h->cause) : NULL, "device",
 	        h->device[0] ? api_text(h->device) : NULL);
-	json_t *more = !whole ? NULL
-	                      : json_pack("{s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:i, s:i}", "state_age_s",
-	                                seconds(now - h->since), "rtt_ms", h->rtt_ms, "encodes",
-	                                (json_int_t)h->encodes, "errors", (json_int_t)h->errors, "bytes_up",
-	                                (json_int_t)h->bytes_up, "bytes_down", (json_int_t)h->bytes_down,
-	                                "outstanding", (json_int_t)h->outstanding, "min_tokens",
-	                                h->min_tokens, "max_tokens", h->max_tokens);
+	json_t *more = whole ? host_figures(h, now) : NULL;
 	if (more)
 		json_object_update(o, more);
 	json_decref(more);
-	if (whole && h->fingerprint[0])
-		json_object_set_new(o, "fingerprint", api_text(h->fingerprint));
 	return o;
 }
 

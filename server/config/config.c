@@ -122,6 +122,12 @@ static const struct key keys[] = {
                 "Seconds between two pings on a quiet channel."},
         {"vision.dead_after_s", T_INT, AT(vision.dead_after_s), 2, 3600, "15", NULL,
                 "Seconds of silence after which a host is taken for gone."},
+        {"vision.hedge", T_REAL, AT(vision.hedge), 0, 100, "0", NULL,
+                "A picture that takes so many times as long as usual on its host is also given to a second "
+                "host, and the first answer is taken; 0 = never."},
+        {"vision.wol_wait_s", T_INT, AT(vision.wol_wait_s), 0, 600, "0", NULL,
+                "Seconds that pictures wait for a host that was sent a wake-up packet, from the packet on; 0 "
+                "= they are refused meanwhile."},
         {"fetch.enabled", T_BOOL, AT(fetch.enabled), 0, 0, "true", NULL,
                 "Pictures may be named by http: and https: URLs, which the server fetches: from public "
                 "addresses, and what fetch.allow names."},
@@ -164,6 +170,10 @@ static const struct {
                 "File read instead of ~/.ssh/config."},
         {"command", offsetof(struct fs_config_host, command), false,
                 "What the ssh channel executes; default farsight-agent."},
+        {"wol", offsetof(struct fs_config_host, wol), false,
+                "MAC address for wake-on-LAN: a picture that no host can take sends it a wake-up packet."},
+        {"wol_broadcast", offsetof(struct fs_config_host, wol_broadcast), false,
+                "Where that packet goes, address or address:port; default 255.255.255.255, port 9."},
 };
 
 static void *field(struct fs_config *c, size_t offset)
@@ -264,6 +274,8 @@ static void finish_host(struct fs_config_host *h)
 	free(h->known_hosts);
 	free(h->ssh_config);
 	free(h->command);
+	free(h->wol);
+	free(h->wol_broadcast);
 	*h = (struct fs_config_host){0};
 }
 
@@ -537,6 +549,8 @@ int fs_config_check(const struct fs_config *c, struct fs_errbuf *e)
 	if (c->vision.fingerprint && (strlen(c->vision.fingerprint) != 32 ||
 	                                     strspn(c->vision.fingerprint, "0123456789abcdef") != 32))
 		return fs_fail(e, FS_EINVAL, "\"vision.fingerprint\" must be 32 lower-case hex digits");
+	if (c->vision.hedge > 0 && c->vision.hedge < 1)
+		return fs_fail(e, FS_EINVAL, "\"vision.hedge\" must be 0, or 1 and more");
 	if (c->vision.dead_after_s <= c->vision.ping_interval_s)
 		return fs_fail(e, FS_EINVAL,
 		        "\"vision.dead_after_s\" must be larger than \"vision.ping_interval_s\"");

@@ -23,7 +23,7 @@ struct fs_config_strings { /* owned by the config */
 struct fs_config_host { /* strings owned by the config; NULL = default */
 	char *host;
 	int64_t port;
-	char *identity, *known_hosts, *ssh_config, *command;
+	char *identity, *known_hosts, *ssh_config, *command, *wol, *wol_broadcast;
 };
 
 struct fs_config {
@@ -45,7 +45,8 @@ struct fs_config {
 		bool gpu, elastic;
 		int64_t threads, elastic_idle_s, ready_timeout_s, max_tokens, min_tokens;
 		char *fingerprint, *rows_dtype;
-		int64_t connect_timeout_s, encode_timeout_s, ping_interval_s, dead_after_s;
+		int64_t connect_timeout_s, encode_timeout_s, ping_interval_s, dead_after_s, wol_wait_s;
+		double hedge;
 		struct fs_config_host hosts[FS_CONFIG_MAX_HOSTS];
 		size_t n_hosts;
 	} vision;

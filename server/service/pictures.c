@@ -45,8 +45,10 @@ static int make_key(const char *identity, struct fs_flight_picture *p)
 
 /* In each API's envelope this is the one code by which a client tells "no eyes now" from "your picture is
  * bad". */
-static int refuse_encode(struct fs_refusal *why, int rc, const char *where, const char *text)
+static int refuse_encode(
+        const struct fs_service_opts *o, struct fs_refusal *why, int rc, const char *where, const char *text)
 {
+	int refused;
 	switch (rc) {
 	case FS_EINVAL:
 	case FS_EFORMAT:
@@ -56,8 +58,10 @@ static int refuse_encode(struct fs_refusal *why, int rc, const char *where, cons
 	case FS_ECANCELLED:
 		return FS_ECANCELLED;
 	default:
-		return fs_refuse(why, 400, "invalid_request_error", "vision_unavailable", where,
+		refused = fs_refuse(why, 400, "invalid_request_error", "vision_unavailable", where,
 		        "the image encoder is not available: %s", text);
+		why->retry_after_s = fs_vision_retry_after_s(o->vision);
+		return refused;
 	}
 }
 
@@ -75,20 +79,20 @@ static int join_all(
 			return fs_refuse(why, 500, "server_error", NULL, "", "internal error");
 		int rc = fs_flight_join(o->flights, &fp, &seats[i], &e);
 		if (rc)
-			return refuse_encode(why, rc, p->where, e.text);
+			return refuse_encode(o, why, rc, p->where, e.text);
 		p->cached = fs_seat_cached(seats[i]);
 	}
 	return FS_OK;
 }
 
-static int wait_all(const struct fs_chat *chat, struct fs_seat **seats, struct fs_cancel *cancel,
-        struct fs_rows **rows, struct fs_refusal *why)
+static int wait_all(const struct fs_service_opts *o, const struct fs_chat *chat, struct fs_seat **seats,
+        struct fs_cancel *cancel, struct fs_rows **rows, struct fs_refusal *why)
 {
 	for (size_t i = 0; i < chat->n_pictures; i++) {
 		struct fs_errbuf e = {""};
 		int rc = fs_seat_wait(seats[i], cancel, &rows[i], &e);
 		if (rc)
-			return refuse_encode(why, rc, chat->pictures[i].where, e.text);
+			return refuse_encode(o, why, rc, chat->pictures[i].where, e.text);
 	}
 	return FS_OK;
 }
@@ -111,7 +115,7 @@ int fs_pictures_encode(const struct fs_service_opts *o, struct fs_chat *chat, st
 		return fs_refuse(why, 500, "server_error", NULL, "", "out of memory");
 	rc = join_all(o, chat, seats, why);
 	if (!rc)
-		rc = wait_all(chat, seats, cancel, rows, why);
+		rc = wait_all(o, chat, seats, cancel, rows, why);
 	if (rc && fs_cancelled(cancel)) /* whichever was noticed first, it is the cause */
 		rc = FS_ECANCELLED;
 	for (size_t i = 0; i < n; i++) {

@@ -84,6 +84,7 @@ int fs_refuse(struct fs_refusal *r, int status, const char *type, const char *co
 	r->status = status;
 	r->type = type;
 	r->code = code;
+	r->retry_after_s = 0;
 	snprintf(r->param, sizeof(r->param), "%s", param);
 	va_list ap;
 	va_start(ap, fmt);

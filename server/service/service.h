@@ -98,10 +98,11 @@ void fs_chat_finish(struct fs_chat *c);
 
 /* Why a request is refused, in the terms that every API's error envelope needs. */
 struct fs_refusal {
-	int status;       /* 400, 500, 503 */
-	const char *type; /* "invalid_request_error", "unavailable_error", "server_error" */
-	const char *code; /* machine-readable; NULL = none */
-	char param[96];   /* field of the request; "" = none */
+	int status;        /* 400, 500, 503 */
+	const char *type;  /* "invalid_request_error", "unavailable_error", "server_error" */
+	const char *code;  /* machine-readable; NULL = none */
+	char param[96];    /* field of the request; "" = none */
+	int retry_after_s; /* when asking again may help; 0 = not known */
 	struct fs_errbuf text;
 };
 /* Fills it and returns FS_EINVAL. */

@@ -13,11 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 
 #define BACKOFF_FIRST_MS 500
 #define BACKOFF_MAX_MS 30000
-#define KICK_PAUSE_MS 500  /* between two attempts that pictures ask for */
-#define HELLO_MIN_MS 10000 /* an agent may have to start its watchdog first */
+#define KICK_PAUSE_MS 500    /* between two attempts that pictures ask for */
+#define WAKING_PAUSE_MS 1000 /* the same with a host that was sent a wake-up packet */
+#define NAP_LOOK_MS 5000     /* a pause is looked at so often: the machine may have slept through it */
+#define HELLO_MIN_MS 10000   /* an agent may have to start its watchdog first */
 #define BYE_MS 700
 #define STDERR_LAST_READS 64
 #define STDERR_LINES 100 /* logged for one connection; the last one is kept all the same */
@@ -26,10 +29,11 @@
 struct run {
 	struct fs_host *h;
 	struct fs_link link;
-	int64_t hello_by;  /* FS_NEVER once it came */
-	int64_t next_ping; /* FS_NEVER while one is unanswered */
-	int64_t ping_sent; /* what it holds; 0 = none is unanswered */
-	char line[240];    /* of the remote stderr */
+	int64_t hello_by;   /* FS_NEVER once it came */
+	int64_t next_ping;  /* FS_NEVER while one is unanswered */
+	int64_t ping_sent;  /* what it holds; 0 = none is unanswered */
+	int64_t mono, boot; /* the two clocks when they were last looked at */
+	char line[240];     /* of the remote stderr */
 	size_t line_n;
 	char last_line[240];
 	int logged;
@@ -205,28 +209,29 @@ static int on_rows(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf
 	j->head = head;
 	j->got = j->n_finite = 0;
 	j->data_at = n * sizeof(float) - j->need;
+	pthread_mutex_lock(&h->v->lock);
 	j->stage = FS_JOB_RECEIVING;
+	fs_host_answers_locked(j);
+	pthread_mutex_unlock(&h->v->lock);
 	return FS_OK;
 }
 
 /* What an ERR frame means for the job: the picture's fault ends it, the host's fault lets it try again. */
 static void fail_job_locked(struct fs_vision_job *j, int err, const char *text)
 {
-	switch (err) {
-	case FS_EINVAL:
-	case FS_EFORMAT:
-	case FS_ELIMIT:
-	case FS_ENOTSUP:
-		fs_job_end_locked(j, FS_EINVAL, "%s", text);
-		break;
-	case FS_ETIMEOUT:
-		fs_job_end_locked(j, FS_ETIMEOUT, "%.120s: %.380s", j->host->name, text);
-		break;
-	default:
-		fs_job_lost_locked(j, true, text);
+	struct fs_host *h = j->host;
+	if (j->done) { /* the answer to a CANCEL, as a rule */
+		fs_job_unassign_locked(j);
 		return;
 	}
-	fs_job_unassign_locked(j); /* done: this only takes it off the list */
+	if (err == FS_EINVAL || err == FS_EFORMAT || err == FS_ELIMIT || err == FS_ENOTSUP) {
+		h->errors[FS_HOST_ERR_PICTURE]++;
+		fs_job_end_locked(j, FS_EINVAL, "%s", text);
+		fs_job_unassign_locked(j); /* done: this only takes it off the list */
+		return;
+	}
+	fs_host_failed_locked(h);
+	fs_job_lost_locked(j, err == FS_ETIMEOUT ? FS_HOST_ERR_TIMEOUT : FS_HOST_ERR_ENCODER, text);
 }
 
 static int on_err(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf *e)
@@ -340,9 +345,43 @@ static void read_stderr(struct run *r, struct fs_ssh *ssh, bool *moved)
 	*moved = *moved || n > 0;
 }
 
+static bool machine_slept(int64_t *mono, int64_t *boot)
+{
+	struct timespec ts;
+	clock_gettime(CLOCK_BOOTTIME, &ts);
+	int64_t now = fs_now(), now_boot = ts.tv_sec * FS_SEC + ts.tv_nsec;
+	bool slept = *mono && fs_pool_slept(*mono, *boot, now, now_boot);
+	*mono = now;
+	*boot = now_boot;
+	return slept;
+}
+
+/* After a sleep of this machine the host may have given the connection up, or may be asleep itself: silence
+ * is not borne for as long as usual. */
+static void mind_sleep(struct run *r)
+{
+	const struct fs_vision_opts *o = &r->h->v->o;
+	if (!machine_slept(&r->mono, &r->boot))
+		return;
+	int64_t soon = fs_now() + (o->connect_timeout_ms - o->dead_after_ms) * FS_MS;
+	r->link.last_alive = FS_MIN(r->link.last_alive, soon);
+	if (!r->ping_sent)
+		r->next_ping = 0;
+	fs_info("this machine slept; asking whether vision host %s is there", r->h->name);
+}
+
+static int64_t hedge(struct fs_host *h)
+{
+	pthread_mutex_lock(&h->v->lock);
+	int64_t next = fs_host_hedge_locked(h);
+	pthread_mutex_unlock(&h->v->lock);
+	return next;
+}
+
 static int check_times(struct run *r, int64_t *next, struct fs_errbuf *e)
 {
 	const struct fs_vision_opts *o = &r->h->v->o;
+	mind_sleep(r);
 	int64_t now = fs_now(), dead = r->link.last_alive + o->dead_after_ms * FS_MS;
 	int rc = FS_OK;
 	if (r->link.hello_seen)
@@ -351,13 +390,14 @@ static int check_times(struct run *r, int64_t *next, struct fs_errbuf *e)
 		return fs_fail(e, FS_EUNAVAILABLE, "what runs there says nothing; is it farsight-agent?");
 	if (now >= dead)
 		return fs_fail(e, FS_EUNAVAILABLE, "no sign of life for %g s", o->dead_after_ms / 1000.0);
+	*next = hedge(r->h);
 	if (now >= r->next_ping) {
 		r->next_ping = FS_NEVER; /* until its PONG */
 		r->ping_sent = now;
 		rc = fs_link_queue(&r->link, FS_FRAME_PING, 0, &now, sizeof(now), e);
 	}
 	/* also after a ping: behind an upload that is stuck it may never be sent */
-	*next = FS_MIN(FS_MIN(r->hello_by, dead), r->next_ping);
+	*next = FS_MIN(*next, FS_MIN(FS_MIN(r->hello_by, dead), r->next_ping));
 	return rc;
 }
 
@@ -447,46 +487,78 @@ static int serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct fs
 static void lose_jobs(struct fs_host *h, enum fs_host_state state, const char *why)
 {
 	struct fs_vision *v = h->v;
+	bool failed = false;
 	pthread_mutex_lock(&v->lock);
 	h->state = state; /* first, so that none of them comes back here */
 	h->since = fs_now();
 	while (h->jobs.first) {
 		struct fs_vision_job *j = h->jobs.first;
+		failed = failed || (j->stage != FS_JOB_WAITING && !j->done);
 		if (j->stage == FS_JOB_WAITING)
 			fs_job_unassign_locked(j);
 		else
-			fs_job_lost_locked(j, true, why);
+			fs_job_lost_locked(j, FS_HOST_ERR_LOST, why);
 	}
+	if (failed)
+		fs_host_failed_locked(h);
 	memset(&h->facts, 0, sizeof(h->facts));
 	h->rtt_ms = 0;
 	pthread_mutex_unlock(&v->lock);
 }
 
-static int64_t jittered(int ms)
+/* The n-th in a row. */
+static int64_t pause_end(int n)
 {
-	uint16_t x = 0;
-	if (getrandom(&x, sizeof(x), GRND_NONBLOCK) < 0)
-		x = 0x8000;
-	return fs_deadline_ms((int64_t)ms * 4 / 5 + (int64_t)ms * 2 / 5 * x / 65536); /* 80 to 120 % */
+	uint16_t chance = 0x8000;
+	if (getrandom(&chance, sizeof(chance), GRND_NONBLOCK) < 0)
+		chance = 0x8000;
+	return fs_deadline_ms(fs_pool_backoff_ms(n, BACKOFF_FIRST_MS, BACKOFF_MAX_MS, chance));
 }
 
-/* Sleeps out the pause, cut short by a picture that asks for this host. */
+static void send_wol(struct fs_host *h)
+{
+	struct fs_errbuf e;
+	pthread_mutex_lock(&h->v->lock);
+	bool due = h->wol_due;
+	h->wol_due = false;
+	pthread_mutex_unlock(&h->v->lock);
+	if (!due)
+		return;
+	if (fs_wol_send(&h->wol, &e))
+		fs_warn("vision host %s can not be woken: %s", h->name, e.text);
+	else
+		fs_info("vision host %s is sent a wake-up packet", h->name);
+}
+
+/* Of a step that waits: it was woken up. */
+static bool is_called_off(void *arg)
+{
+	send_wol(arg);
+	return is_stopping(arg);
+}
+
+/* Sleeps out the pause, cut short by a picture that asks for this host, and by a sleep of this machine. */
 static void pause_until(struct fs_host *h, int64_t until, int64_t last_attempt)
 {
 	struct fs_vision *v = h->v;
-	while (!is_stopping(h)) {
+	int64_t mono = 0, boot = 0;
+	while (!is_called_off(h)) {
 		pthread_mutex_lock(&v->lock);
+		if (h->woken_at && fs_now() < h->woken_at + FS_VISION_WOL_HOPE_MS * FS_MS)
+			until = FS_MIN(until, last_attempt + WAKING_PAUSE_MS * FS_MS);
 		if (h->kicked)
 			until = FS_MIN(until, last_attempt + KICK_PAUSE_MS * FS_MS);
+		h->next_attempt = until;
 		pthread_mutex_unlock(&v->lock);
-		if (fs_now() >= until)
+		if (machine_slept(&mono, &boot) || fs_now() >= until)
 			break;
 		struct pollfd pf = {.fd = h->wake, .events = POLLIN};
-		if (poll(&pf, 1, fs_poll_ms(until)) > 0)
+		if (poll(&pf, 1, fs_poll_ms(FS_MIN(until, fs_deadline_ms(NAP_LOOK_MS)))) > 0)
 			fs_wake_drain(h->wake);
 	}
 	pthread_mutex_lock(&v->lock);
 	h->kicked = false;
+	h->next_attempt = 0;
 	pthread_mutex_unlock(&v->lock);
 }
 
@@ -496,7 +568,10 @@ static int attempt(struct fs_host *h, bool *greeted, struct fs_errbuf *e)
 	struct fs_ssh *ssh = NULL;
 	*greeted = false;
 	int rc = fs_ssh_connect(
-	        &h->ssh, fs_deadline_ms(h->v->o.connect_timeout_ms), h->wake, is_stopping, h, &ssh, e);
+	        &h->ssh, fs_deadline_ms(h->v->o.connect_timeout_ms), h->wake, is_called_off, h, &ssh, e);
+	pthread_mutex_lock(&h->v->lock);
+	h->asleep = rc == FS_EUNAVAILABLE || rc == FS_ETIMEOUT;
+	pthread_mutex_unlock(&h->v->lock);
 	if (!rc)
 		rc = serve(h, ssh, greeted, e);
 	fs_ssh_close(ssh);
@@ -506,7 +581,7 @@ static int attempt(struct fs_host *h, bool *greeted, struct fs_errbuf *e)
 void *fs_host_run(void *arg)
 {
 	struct fs_host *h = arg;
-	int backoff = BACKOFF_FIRST_MS;
+	int in_a_row = 0;
 	while (!is_stopping(h)) {
 		struct fs_errbuf e = {"stopping"};
 		bool greeted, was_up;
@@ -516,6 +591,7 @@ void *fs_host_run(void *arg)
 			break;
 		pthread_mutex_lock(&h->v->lock);
 		was_up = h->state == FS_HOST_UP;
+		h->errors[FS_HOST_ERR_CONNECT] += !greeted;
 		pthread_mutex_unlock(&h->v->lock);
 		/* A connection that stood for a while is dialled again at once, and until that fails there is
 		 * hope. */
@@ -525,11 +601,10 @@ void *fs_host_run(void *arg)
 		if (again)
 			fs_warn("vision host %s was lost: %s", h->name, e.text);
 		if (greeted && was_up)
-			backoff = BACKOFF_FIRST_MS;
+			in_a_row = 0;
 		if (again)
 			continue;
-		pause_until(h, jittered(backoff), began);
-		backoff = FS_MIN(backoff * 2, BACKOFF_MAX_MS);
+		pause_until(h, pause_end(++in_a_row), began);
 	}
 	lose_jobs(h, FS_HOST_DOWN, "the server is shutting down");
 	return NULL;

@@ -8,7 +8,9 @@
 #define FS_SERVER_VISION_INTERNAL_H
 
 #include "server/ssh/ssh.h"
+#include "server/vision/pool.h"
 #include "server/vision/vision.h"
+#include "server/vision/wol.h"
 
 #include <stdatomic.h>
 
@@ -18,6 +20,13 @@
 #define FS_VISION_LOST_EXTRA_MS 1000 /* a lost job waits connect_timeout_ms and this for a host */
 #define FS_VISION_RETRY_PAUSE_MS                                                                             \
 	100 /* before the same host is asked again: its state frame may be on the way */
+
+#define FS_VISION_BENCH_FIRST_MS 1000 /* after a failed encode; doubled with each further one */
+#define FS_VISION_BENCH_MAX_MS 60000
+#define FS_VISION_WOL_EVERY_MS 60000 /* between two bursts of wake-up packets to one host */
+#define FS_VISION_WOL_HOPE_MS 120000 /* a host that was sent one is asked often, and said to be waking */
+#define FS_VISION_WOL_RETRY_S 15     /* told to clients meanwhile */
+#define FS_VISION_HEDGE_MIN_MS 50    /* no host is late before this */
 
 struct fs_host;
 
@@ -35,20 +44,29 @@ struct fs_vision_job {
 	uint8_t key[32];
 	struct fs_encode_params params;
 	int64_t submitted, deadline;
-	int64_t park_until; /* parked: when hope ends; counts from the last loss */
-	int64_t not_before; /* parked: not given to a host before this */
-	int tries;          /* encodes lost so far */
+	int64_t park_until;    /* parked: when hope ends; counts from the last loss */
+	int64_t not_before;    /* parked: not given to a host before this */
+	int64_t wait_for_wake; /* parked: stays until this although no host is up: one was woken for it */
+	int tries;             /* encodes lost so far */
+	uint32_t tried;        /* bit a host: those that lost it */
 	bool done;
 	int rc; /* once done */
 	struct fs_errbuf err;
 	struct fs_rows *rows; /* once done with FS_OK */
 	struct fs_host *host; /* NULL = parked, or done before it had one */
 	struct fs_vision_job *prev, *next;
+	/* A late picture is also given to a second host, as a job of its own: the twin, which has the bytes
+	 * and one reference of the first job. It has no owner and never parks; whoever is first ends both. */
+	struct fs_vision_job *first, *twin;
+	bool hedged; /* it has, or had, a twin */
 
 	/* of the host's thread while it is in that host's list */
 	enum fs_job_stage stage;
 	uint32_t id; /* on the wire; fresh for each try; 0 before ENC */
 	size_t sent;
+	int64_t sent_at;  /* the picture is whole on its way */
+	int64_t hedge_at; /* when the host is late with it; FS_NEVER = is not minded */
+	int64_t rows_at;  /* its rows began */
 	struct fs_rows_head head;
 	uint8_t *data; /* malloc'd, room for f32 rows; halves arrive in its second half */
 	size_t data_at, need, got;
@@ -72,11 +90,23 @@ struct fs_host {
 	char cause[512];
 	struct fs_hello facts;
 	struct fs_job_list jobs;
-	uint32_t outstanding;
-	double rtt_ms, speed_ms; /* speed: moving mean of encode times, 0 = unknown */
-	uint64_t encodes, errors, bytes_up, bytes_down;
+	uint32_t outstanding; /* in the list; of these, `ahead` were begun to be sent */
+	uint32_t ahead;
+	double rtt_ms;
+	struct fs_pool_speed speed;
+	int64_t last_rows; /* when the rows of its last answer began */
+	uint64_t encodes, bytes_up, bytes_down, retries, hedged, hedge_wins;
+	uint64_t errors[FS_N_HOST_ERRORS];
+	int fails;             /* encodes lost there in a row */
+	int64_t benched_until; /* after them */
+	int64_t next_attempt;  /* to connect; 0 = no pause is going on */
 	int64_t since;
 	bool kicked; /* somebody asked for it while it was down: try now */
+	/* wake-on-LAN */
+	bool has_wol, wol_due; /* due: its thread is to send a burst */
+	struct fs_wol wol;
+	bool asleep;      /* the last attempt found nothing that answers */
+	int64_t woken_at; /* last burst asked for; 0 = never */
 };
 
 struct fs_vision {
@@ -86,6 +116,7 @@ struct fs_vision {
 	int news; /* eventfd, -1 before it is open */
 	struct fs_job_list parked;
 	size_t n_jobs, job_bytes;
+	double rows; /* moving mean of rows a picture */
 	uint32_t next_id;
 	atomic_bool stopping;
 	bool destroyed; /* by its owner; jobs whose owners are slower keep it until they are gone */
@@ -106,28 +137,47 @@ void fs_job_end_locked(struct fs_vision_job *j, int rc, const char *fmt, ...) FS
 void fs_job_unref_locked(struct fs_vision_job *j);
 /* By the host's thread: takes a job off its list, lost through the host's fault. Goes to another host, waits,
  * or ends. */
-void fs_job_lost_locked(struct fs_vision_job *j, bool same_host_may_retry, const char *why);
+void fs_job_lost_locked(struct fs_vision_job *j, enum fs_host_error cause, const char *why);
 /* By the host's thread: off its list and back to the waiting ones, at no cost to it: it was not sent. */
 void fs_job_unassign_locked(struct fs_vision_job *j);
 /* By the host's thread: n more bytes of rows are here. Looks at them while the cache still holds them. */
 void fs_job_received(struct fs_vision_job *j, size_t n);
 /* By the host's thread: all rows are here. Checks them and ends the job. */
 void fs_job_complete(struct fs_vision_job *j);
+/* Gives a second host the same picture. Nothing happens when memory is out. */
+void fs_job_twin_locked(struct fs_vision_job *j, struct fs_host *second);
+
+/* ---- spread.c: which host has which job ---- */
+
+/* The host that should do it now; NULL = none is up. Bits of `without` (1 << index) leave hosts out. */
+struct fs_host *fs_vision_pick_locked(const struct fs_vision *v, size_t picture_bytes, uint32_t without);
+void fs_vision_assign_locked(struct fs_host *h, struct fs_vision_job *j);
+/* Gives parked jobs to hosts, or ends them when no host is left to hope for; moves waiting ones to hosts that
+ * have nothing to do. After every change of a host's state or load. */
+void fs_vision_review_locked(struct fs_vision *v);
+bool fs_vision_hope_locked(const struct fs_vision *v, bool *starting);
+/* Sleeping hosts are sent wake-up packets, when they may be. Until when a picture may wait for one; 0 = none
+ * is waking. */
+int64_t fs_vision_rouse_locked(struct fs_vision *v);
+/* "<host>: <cause>; <host>: <cause>" */
+void fs_vision_causes_locked(const struct fs_vision *v, char *out, size_t cap);
+/* By the host's thread. Whether one more of its jobs may be begun. */
+bool fs_host_has_room_locked(const struct fs_host *h, const struct fs_vision_job *j);
+/* By the host's thread: the job is being sent; the picture is whole on its way; its rows begin; they are
+ * here. */
+void fs_host_begins_locked(struct fs_vision_job *j);
+void fs_host_sent_locked(struct fs_vision_job *j);
+void fs_host_answers_locked(struct fs_vision_job *j);
+void fs_host_did_locked(struct fs_vision_job *j);
+/* An encode was lost there: the host is left alone for a while. Once for all that one event took. */
+void fs_host_failed_locked(struct fs_host *h);
+/* By the host's thread: gives late pictures to second hosts; when it is to be called again. */
+int64_t fs_host_hedge_locked(struct fs_host *h);
 
 /* ---- vision.c ---- */
 
-/* The host that should do it now; NULL = none is up. except may be NULL. */
-struct fs_host *fs_vision_pick_locked(
-        struct fs_vision *v, size_t picture_bytes, const struct fs_host *except);
-/* Gives parked jobs to hosts, or ends them when no host is left to hope for. After every change of a host's
- * state. */
-void fs_vision_review_locked(struct fs_vision *v);
-bool fs_vision_hope_locked(const struct fs_vision *v, bool *starting);
-/* "<host>: <cause>; <host>: <cause>" */
-void fs_vision_causes_locked(const struct fs_vision *v, char *out, size_t cap);
 /* After destroy, when the last job is gone. */
 void fs_vision_free(struct fs_vision *v);
-void fs_vision_assign_locked(struct fs_host *h, struct fs_vision_job *j);
 
 /* ---- host.c ---- */
 

@@ -34,33 +34,51 @@ void fs_job_unref_locked(struct fs_vision_job *j)
 {
 	if (--j->refs > 0)
 		return;
-	j->v->n_jobs--;
-	j->v->job_bytes -= j->n;
+	struct fs_vision_job *first = j->first;
+	if (first) {
+		first->twin = NULL;
+	} else {
+		j->v->n_jobs--;
+		j->v->job_bytes -= j->n;
+		free(j->bytes);
+	}
 	fs_rows_unref(j->rows);
 	fs_cancel_unref(j->cancel);
 	pthread_cond_destroy(&j->cond);
-	free(j->bytes);
 	free(j->data);
 	free(j);
+	if (first)
+		fs_job_unref_locked(first);
 }
 
-void fs_job_end_locked(struct fs_vision_job *j, int rc, const char *fmt, ...)
+/* The one end of a job: with rows (taken over), or with the text that it has. */
+static void conclude_locked(struct fs_vision_job *j, int rc, struct fs_rows *rows)
 {
-	if (j->done)
-		return;
 	j->done = true;
 	j->rc = rc;
-	va_list ap;
-	va_start(ap, fmt);
-	vsnprintf(j->err.text, sizeof(j->err.text), fmt, ap);
-	va_end(ap);
+	j->rows = rows;
+	if (j->twin)
+		fs_job_end_locked(j->twin, FS_ECANCELLED, "the other host was faster");
+	pthread_cond_broadcast(&j->cond);
 	if (j->host) {
 		fs_wake(j->host->wake);
 	} else {
 		fs_jobs_remove(&j->v->parked, j);
 		fs_job_unref_locked(j); /* the list's; its owner's is still there */
 	}
-	pthread_cond_broadcast(&j->cond);
+}
+
+void fs_job_end_locked(struct fs_vision_job *j, int rc, const char *fmt, ...)
+{
+	if (j->done)
+		return;
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(j->err.text, sizeof(j->err.text), fmt, ap);
+	va_end(ap);
+	conclude_locked(j, rc, NULL);
+	if (j->first && rc == FS_EINVAL) /* the picture's fault, whoever found it */
+		fs_job_end_locked(j->first, rc, "%s", j->err.text);
 }
 
 static void leave_host_locked(struct fs_vision_job *j)
@@ -68,35 +86,25 @@ static void leave_host_locked(struct fs_vision_job *j)
 	struct fs_host *h = j->host;
 	fs_jobs_remove(&h->jobs, j);
 	h->outstanding--;
+	if (j->stage != FS_JOB_WAITING) {
+		h->ahead--;
+		fs_wake(h->wake); /* there is room for another one */
+	}
 	j->host = NULL;
 	j->stage = FS_JOB_WAITING;
 	j->id = 0;
+	j->rows_at = 0;
 	free(j->data);
 	j->data = NULL;
 }
 
-void fs_job_unassign_locked(struct fs_vision_job *j)
+/* Its host lost it: j has none now, and one reference for a list. Another host gets it, or it waits for one,
+ * or that was one time too many. */
+static void try_again_locked(struct fs_vision_job *j, enum fs_host_error cause)
 {
-	leave_host_locked(j);
-	if (j->done) {
-		fs_job_unref_locked(j);
-		return;
-	}
-	fs_jobs_append(&j->v->parked, j);
-}
-
-void fs_job_lost_locked(struct fs_vision_job *j, bool same_host_may_retry, const char *why)
-{
-	struct fs_host *h = j->host;
 	struct fs_vision *v = j->v;
-	leave_host_locked(j);
-	if (j->done) {
-		fs_job_unref_locked(j);
-		return;
-	}
-	h->errors++;
-	snprintf(j->err.text, sizeof(j->err.text), "%.120s: %.380s", h->name, why);
-	struct fs_host *other = ++j->tries > FS_VISION_MAX_RETRIES ? NULL : fs_vision_pick_locked(v, j->n, h);
+	bool may = ++j->tries <= FS_VISION_MAX_RETRIES;
+	struct fs_host *other = may && !j->twin ? fs_vision_pick_locked(v, j->n, j->tried) : NULL;
 	if (other) {
 		fs_vision_assign_locked(other, j);
 		return;
@@ -105,13 +113,61 @@ void fs_job_lost_locked(struct fs_vision_job *j, bool same_host_may_retry, const
 	j->park_until = now + (v->o.connect_timeout_ms + FS_VISION_LOST_EXTRA_MS) * FS_MS;
 	j->not_before = now + FS_VISION_RETRY_PAUSE_MS * FS_MS;
 	fs_jobs_append(&v->parked, j);
-	if (!same_host_may_retry || j->tries > FS_VISION_MAX_RETRIES) {
+	/* bad rows, and an encoder that hangs, are not asked for twice of the same host */
+	bool same_host = cause == FS_HOST_ERR_LOST || cause == FS_HOST_ERR_ENCODER;
+	if (!j->twin && (!may || !same_host)) {
 		char text[sizeof(j->err.text)];
 		memcpy(text, j->err.text, sizeof(text));
-		fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", text);
+		fs_job_end_locked(
+		        j, cause == FS_HOST_ERR_TIMEOUT ? FS_ETIMEOUT : FS_EUNAVAILABLE, "%s", text);
 		return;
 	}
 	pthread_cond_broadcast(&j->cond); /* its waiter minds the two times */
+}
+
+/* A twin that came to nothing. When its first has been lost meanwhile, that was waiting for this. */
+static void drop_twin_locked(struct fs_vision_job *j, enum fs_host_error cause)
+{
+	struct fs_vision_job *first = j->first;
+	if (!j->done && !first->done && !first->host) {
+		first->twin = NULL;
+		fs_jobs_remove(&first->v->parked, first);
+		first->tries--; /* the loss was counted when it happened */
+		try_again_locked(first, cause);
+	}
+	j->done = true;
+	fs_job_unref_locked(j);
+}
+
+void fs_job_unassign_locked(struct fs_vision_job *j)
+{
+	leave_host_locked(j);
+	if (j->first)
+		drop_twin_locked(j, FS_HOST_ERR_LOST);
+	else if (j->done)
+		fs_job_unref_locked(j);
+	else
+		fs_jobs_append(&j->v->parked, j);
+}
+
+void fs_job_lost_locked(struct fs_vision_job *j, enum fs_host_error cause, const char *why)
+{
+	struct fs_host *h = j->host;
+	leave_host_locked(j);
+	if (j->done) {
+		fs_job_unref_locked(j);
+		return;
+	}
+	h->errors[cause]++;
+	struct fs_vision_job *owner = j->first ? j->first : j;
+	snprintf(owner->err.text, sizeof(owner->err.text), "%.120s: %.380s", h->name, why);
+	owner->tried |= 1u << (h - h->v->hosts);
+	if (j->first) {
+		drop_twin_locked(j, cause);
+		return;
+	}
+	h->retries += j->tries < FS_VISION_MAX_RETRIES;
+	try_again_locked(j, cause);
 }
 
 /* ---- rows ---- */
@@ -179,27 +235,52 @@ void fs_job_complete(struct fs_vision_job *j)
 	}
 	pthread_mutex_lock(&v->lock);
 	if (rc) {
-		fs_job_lost_locked(j, false, *e.text ? e.text : "out of memory");
+		fs_host_failed_locked(h);
+		fs_job_lost_locked(j, FS_HOST_ERR_ROWS, *e.text ? e.text : "out of memory");
+		fs_vision_review_locked(v);
 		pthread_mutex_unlock(&v->lock);
 		return;
 	}
+	struct fs_vision_job *owner = j->first ? j->first : j;
 	snprintf(rows->host, sizeof(rows->host), "%.63s", h->name);
 	rows->encode_ms = j->head.encode_us / 1000.0;
 	rows->queue_ms = j->head.queue_us / 1000.0;
-	rows->total_ms = (double)(fs_now() - j->submitted) / (double)FS_MS;
-	h->encodes++;
-	h->speed_ms = h->speed_ms > 0 ? 0.8 * h->speed_ms + 0.2 * rows->encode_ms : rows->encode_ms;
-	leave_host_locked(j);
-	if (!j->done) {
-		j->done = true;
-		j->rc = FS_OK;
-		j->rows = rows;
-		pthread_cond_broadcast(&j->cond);
+	rows->total_ms = (double)(fs_now() - owner->submitted) / (double)FS_MS;
+	fs_host_did_locked(j);
+	if (!owner->done) {
+		h->hedge_wins += owner != j;
+		conclude_locked(owner, FS_OK, rows);
 	} else {
 		fs_rows_unref(rows);
 	}
+	leave_host_locked(j);
+	j->done = true; /* a twin was ended with its first, and this changes nothing then */
 	fs_job_unref_locked(j);
+	fs_vision_review_locked(v);
 	pthread_mutex_unlock(&v->lock);
+}
+
+void fs_job_twin_locked(struct fs_vision_job *j, struct fs_host *second)
+{
+	struct fs_vision_job *t = calloc(1, sizeof(*t));
+	j->hedged = true; /* once, also when it does not come to it */
+	if (!t || fs_cond_init(&t->cond)) {
+		free(t);
+		return;
+	}
+	t->v = j->v;
+	t->refs = 1; /* the list's */
+	t->first = j;
+	t->bytes = j->bytes;
+	t->n = j->n;
+	memcpy(t->key, j->key, sizeof(t->key));
+	t->params = j->params;
+	t->submitted = fs_now();
+	t->deadline = j->deadline;
+	j->refs++;
+	j->twin = t;
+	j->host->hedged++;
+	fs_vision_assign_locked(second, t);
 }
 
 /* ---- the owner's side ---- */
@@ -212,13 +293,13 @@ static void on_cancel(void *arg)
 	pthread_mutex_unlock(&j->v->lock);
 }
 
-static int admit_locked(struct fs_vision *v, size_t n, struct fs_errbuf *e)
+static int admit_locked(struct fs_vision *v, size_t n, int64_t *wait_for_wake, struct fs_errbuf *e)
 {
 	if (atomic_load(&v->stopping))
 		return fs_fail(e, FS_EUNAVAILABLE, "the server is shutting down");
 	if (v->n_jobs >= FS_VISION_MAX_JOBS || v->job_bytes + n > FS_VISION_MAX_JOB_BYTES)
 		return fs_fail(e, FS_EUNAVAILABLE, "too many pictures are being encoded; try again shortly");
-	struct fs_host *h = fs_vision_pick_locked(v, n, NULL);
+	struct fs_host *h = fs_vision_pick_locked(v, n, 0);
 	bool starting;
 	if (h || fs_vision_hope_locked(v, &starting))
 		return FS_OK;
@@ -226,12 +307,15 @@ static int admit_locked(struct fs_vision *v, size_t n, struct fs_errbuf *e)
 		if (v->hosts[i].state == FS_HOST_UP)
 			return fs_fail(e, FS_ELIMIT, "%.120s takes pictures of at most %lld bytes",
 			        v->hosts[i].name, (long long)v->hosts[i].facts.max_picture_bytes);
-	char text[480];
-	fs_vision_causes_locked(v, text, sizeof(text));
 	for (size_t i = 0; i < v->n_hosts; i++) {
 		v->hosts[i].kicked = true; /* refused now, but the next one may find it up */
 		fs_wake(v->hosts[i].wake);
 	}
+	*wait_for_wake = fs_vision_rouse_locked(v);
+	if (*wait_for_wake)
+		return FS_OK;
+	char text[480];
+	fs_vision_causes_locked(v, text, sizeof(text));
 	return fs_fail(e, FS_EUNAVAILABLE, "%s", text);
 }
 
@@ -281,7 +365,7 @@ int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uin
 	if (!j)
 		return fs_fail(e, FS_ENOMEM, "out of memory");
 	pthread_mutex_lock(&v->lock);
-	int rc = admit_locked(v, n, e);
+	int rc = admit_locked(v, n, &j->wait_for_wake, e);
 	v->n_jobs++;
 	v->job_bytes += n;
 	if (rc) {
@@ -309,7 +393,8 @@ static int64_t parked_until_locked(struct fs_vision_job *j)
 	if (now < j->not_before)
 		return j->not_before;
 	/* an encoder that is being started may take as long as the job may */
-	int64_t until = starting ? j->deadline : FS_MIN(j->park_until, j->deadline);
+	int64_t patience = FS_MAX(j->park_until, j->wait_for_wake);
+	int64_t until = starting || j->twin ? j->deadline : FS_MIN(patience, j->deadline);
 	if (now < until)
 		return until;
 	if (j->tries) {

@@ -62,6 +62,7 @@ static void begin_upload(struct fs_link *l, struct fs_vision_job *j)
 	j->id = l->h->v->next_id;
 	j->stage = FS_JOB_SENDING;
 	j->sent = 0;
+	fs_host_begins_locked(j);
 	fs_frame_header_put(p, FS_FRAME_ENC, j->id, FS_ENC_HEAD);
 	fs_enc_head_put(p + FS_FRAME_HEADER, &head);
 	l->out_n += FS_FRAME_HEADER + FS_ENC_HEAD;
@@ -75,8 +76,14 @@ static void add_chunk_locked(struct fs_link *l)
 	l->uploading = false;
 	if (h->state != FS_HOST_UP)
 		return;
-	while (j && (j->done || j->stage > FS_JOB_SENDING))
-		j = j->next;
+	const struct fs_vision_job *full = NULL; /* one that has to wait, and so have all like it */
+	for (; j; j = j->next) {
+		if (j->done || j->stage > FS_JOB_SENDING)
+			continue;
+		if (j->stage == FS_JOB_SENDING || (!full && fs_host_has_room_locked(h, j)))
+			break;
+		full = j;
+	}
 	if (!j)
 		return;
 	if (j->stage == FS_JOB_WAITING)
@@ -87,8 +94,10 @@ static void add_chunk_locked(struct fs_link *l)
 	memcpy(l->out + l->out_n + FS_FRAME_HEADER, j->bytes + j->sent, n);
 	l->out_n += FS_FRAME_HEADER + n;
 	j->sent += n;
-	if (j->sent == j->n)
+	if (j->sent == j->n) {
 		j->stage = FS_JOB_SENT;
+		fs_host_sent_locked(j);
+	}
 	fs_jobs_remove(&h->jobs, j);
 	fs_jobs_append(&h->jobs, j);
 	l->uploading = true; /* perhaps more; the next call finds out */

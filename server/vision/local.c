@@ -85,9 +85,10 @@ static void fail_job(struct fs_local *l, struct fs_vision_job *j, int err, const
 	struct fs_vision *v = l->h->v;
 	pthread_mutex_lock(&v->lock);
 	if (err == FS_EINVAL) {
+		l->h->errors[FS_HOST_ERR_PICTURE]++;
 		fs_job_end_locked(j, err, "%s", text);
 	} else {
-		l->h->errors++;
+		l->h->errors[err == FS_ETIMEOUT ? FS_HOST_ERR_TIMEOUT : FS_HOST_ERR_ENCODER]++;
 		fs_job_end_locked(
 		        j, err == FS_ETIMEOUT ? err : FS_EUNAVAILABLE, "%s: %.400s", l->h->name, text);
 	}
@@ -130,7 +131,11 @@ static void begin(struct fs_local *l, struct fs_vision_job *j)
 		fail_job(l, j, rc, e.text);
 		return;
 	}
+	pthread_mutex_lock(&l->h->v->lock);
+	fs_host_begins_locked(j);
 	j->stage = FS_JOB_SENT;
+	fs_host_sent_locked(j);
+	pthread_mutex_unlock(&l->h->v->lock);
 	l->job = j;
 	l->working = true;
 	l->began = fs_now();
@@ -159,6 +164,9 @@ static int read_rows(
 	j->data = (uint8_t *)rows;
 	j->data_at = 0;
 	j->n_finite = (size_t)s.n_tokens * (size_t)s.n_embd; /* the file's reader looked at all */
+	pthread_mutex_lock(&l->h->v->lock);
+	fs_host_answers_locked(j);
+	pthread_mutex_unlock(&l->h->v->lock);
 	return FS_OK;
 }
 

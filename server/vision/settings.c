@@ -15,7 +15,9 @@ void fs_vision_opts_from_config(const struct fs_config *c, struct fs_vision_opts
 	        .connect_timeout_ms = (int)c->vision.connect_timeout_s * 1000,
 	        .ping_interval_ms = (int)c->vision.ping_interval_s * 1000,
 	        .dead_after_ms = (int)c->vision.dead_after_s * 1000,
-	        .encode_timeout_ms = (int)c->vision.encode_timeout_s * 1000};
+	        .encode_timeout_ms = (int)c->vision.encode_timeout_s * 1000,
+	        .hedge = c->vision.hedge,
+	        .wol_wait_ms = (int)c->vision.wol_wait_s * 1000};
 	for (size_t i = 0; i < o->n_hosts; i++) {
 		const struct fs_config_host *h = &c->vision.hosts[i];
 		o->hosts[i] = (struct fs_vision_host_opts){.host = h->host,
@@ -23,7 +25,9 @@ void fs_vision_opts_from_config(const struct fs_config *c, struct fs_vision_opts
 		        .identity = h->identity,
 		        .known_hosts = h->known_hosts,
 		        .config_file = h->ssh_config,
-		        .command = h->command};
+		        .command = h->command,
+		        .wol = h->wol,
+		        .wol_broadcast = h->wol_broadcast};
 	}
 }
 

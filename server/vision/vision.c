@@ -1,6 +1,6 @@
 /*
- * vision: the hosts together: creation and end, which host does a picture, what waits and what is refused.
- * Its functions run on callers' threads and on the hosts'; the lock guards all of it.
+ * vision: the hosts together: creation and end, names, what is told of them. Its functions run on callers'
+ * threads; the lock guards what the hosts' threads touch.
  */
 #include "server/vision/internal.h"
 
@@ -16,90 +16,11 @@ const char *fs_host_state_name(enum fs_host_state s)
 	return (size_t)s < FS_ARRAY_LEN(names) ? names[s] : "unknown";
 }
 
-/* ---- choice ---- */
-
-/* Expected wait: work that is there and this picture, by the host's measured speed; a host without one counts
- * as the fastest. */
-static double score_locked(const struct fs_host *h, double fastest)
+const char *fs_host_error_name(enum fs_host_error err)
 {
-	return (h->outstanding + 1) * (h->speed_ms > 0 ? h->speed_ms : fastest);
-}
-
-struct fs_host *fs_vision_pick_locked(struct fs_vision *v, size_t picture_bytes, const struct fs_host *except)
-{
-	struct fs_host *best = NULL;
-	double fastest = 0;
-	for (size_t i = 0; i < v->n_hosts; i++)
-		if (v->hosts[i].speed_ms > 0 && (fastest <= 0 || v->hosts[i].speed_ms < fastest))
-			fastest = v->hosts[i].speed_ms;
-	if (fastest <= 0)
-		fastest = 1;
-	for (size_t i = 0; i < v->n_hosts; i++) {
-		struct fs_host *h = &v->hosts[i];
-		int64_t max = h->facts.max_picture_bytes;
-		if (h->state != FS_HOST_UP || h == except || (max > 0 && picture_bytes > (uint64_t)max))
-			continue;
-		double d = best ? score_locked(h, fastest) - score_locked(best, fastest) : -1;
-		if (d < 0 || (d <= 0 && h->encodes < best->encodes))
-			best = h;
-	}
-	return best;
-}
-
-void fs_vision_assign_locked(struct fs_host *h, struct fs_vision_job *j)
-{
-	j->host = h;
-	j->stage = FS_JOB_WAITING;
-	h->outstanding++;
-	fs_jobs_append(&h->jobs, j);
-	fs_wake(h->wake);
-}
-
-/* Whether a host may come up soon: its first attempt, or the first one after a loss, is going on, or its
- * encoder starts. */
-bool fs_vision_hope_locked(const struct fs_vision *v, bool *starting)
-{
-	bool hope = false;
-	*starting = false;
-	for (size_t i = 0; i < v->n_hosts; i++) {
-		hope = hope || v->hosts[i].state == FS_HOST_CONNECTING;
-		*starting = *starting || v->hosts[i].state == FS_HOST_STARTING;
-	}
-	return hope || *starting;
-}
-
-void fs_vision_causes_locked(const struct fs_vision *v, char *out, size_t cap)
-{
-	size_t n = 0;
-	out[0] = '\0';
-	for (size_t i = 0; i < v->n_hosts && n < cap; i++) {
-		const struct fs_host *h = &v->hosts[i];
-		const char *cause = *h->cause                        ? h->cause
-		                    : h->state == FS_HOST_CONNECTING ? "still connecting"
-		                                                     : fs_host_state_name(h->state);
-		int r = snprintf(out + n, cap - n, "%s%s: %s", n ? "; " : "", h->name, cause);
-		n += r > 0 ? (size_t)r : 0;
-	}
-}
-
-void fs_vision_review_locked(struct fs_vision *v)
-{
-	bool starting, hope = fs_vision_hope_locked(v, &starting);
-	int64_t now = fs_now();
-	for (struct fs_vision_job *j = v->parked.first, *next; j; j = next) {
-		next = j->next;
-		struct fs_host *h = now >= j->not_before ? fs_vision_pick_locked(v, j->n, NULL) : NULL;
-		if (h) {
-			fs_jobs_remove(&v->parked, j);
-			fs_vision_assign_locked(h, j);
-		} else if (!hope && j->tries == 0) {
-			char text[480];
-			fs_vision_causes_locked(v, text, sizeof(text));
-			fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", text);
-		} else {
-			pthread_cond_broadcast(&j->cond); /* its times may have changed */
-		}
-	}
+	static const char *const names[] = {"connect", "lost", "encoder", "timeout", "rows", "picture"};
+	_Static_assert(FS_ARRAY_LEN(names) == FS_N_HOST_ERRORS, "a name for each");
+	return (size_t)err < FS_ARRAY_LEN(names) ? names[err] : "unknown";
 }
 
 /* ---- life ---- */
@@ -133,6 +54,9 @@ static int init_host(struct fs_vision *v, const struct fs_vision_host_opts *o, s
 	        target; /* what is wrong in the configuration shows now, not at the first picture */
 	if ((rc = fs_ssh_resolve(&h->ssh, &target, e)))
 		return fs_fail_prefix(e, rc, "vision host %s", h->name);
+	if (o->wol && (rc = fs_wol_parse(o->wol, o->wol_broadcast, &h->wol, e)))
+		return fs_fail_prefix(e, rc, "vision host %s", h->name);
+	h->has_wol = o->wol != NULL;
 	h->wake = fs_wake_open();
 	return h->wake < 0 ? fs_fail_errno(e, FS_EIO, "can not open an eventfd") : FS_OK;
 }
@@ -267,29 +191,43 @@ void fs_vision_identity(struct fs_vision *v, char out[FS_VISION_IDENTITY])
 	pthread_mutex_unlock(&v->lock);
 }
 
+static void describe_host_locked(const struct fs_host *h, int64_t now, struct fs_host_status *s)
+{
+	int64_t pause = h->state == FS_HOST_DOWN ? h->next_attempt : h->benched_until;
+	*s = (struct fs_host_status){.state = h->state,
+	        .n_embd = h->facts.n_embd,
+	        .min_tokens = h->facts.min_tokens,
+	        .max_tokens = h->facts.max_tokens,
+	        .rtt_ms = h->rtt_ms,
+	        .encodes = h->encodes,
+	        .bytes_up = h->bytes_up,
+	        .bytes_down = h->bytes_down,
+	        .retries = h->retries,
+	        .hedged = h->hedged,
+	        .hedge_wins = h->hedge_wins,
+	        .picture_ms = h->speed.picture_ms,
+	        .bytes_per_s = h->speed.byte_ms > 0 ? 1000 / h->speed.byte_ms : 0,
+	        .outstanding = h->outstanding,
+	        .since = h->since,
+	        .benched_until = pause > now ? pause : 0};
+	for (size_t i = 0; i < FS_N_HOST_ERRORS; i++) {
+		s->errors_by[i] = h->errors[i];
+		if (i != FS_HOST_ERR_CONNECT && i != FS_HOST_ERR_PICTURE)
+			s->errors += h->errors[i];
+	}
+	snprintf(s->host, sizeof(s->host), "%s", h->name);
+	snprintf(s->cause, sizeof(s->cause), "%s", h->cause);
+	snprintf(s->device, sizeof(s->device), "%s", h->facts.device);
+	snprintf(s->fingerprint, sizeof(s->fingerprint), "%s", h->facts.fingerprint);
+}
+
 size_t fs_vision_status(struct fs_vision *v, struct fs_host_status *out, size_t cap)
 {
+	int64_t now = fs_now();
 	pthread_mutex_lock(&v->lock);
 	size_t n = FS_MIN(v->n_hosts, cap);
-	for (size_t i = 0; i < n; i++) {
-		const struct fs_host *h = &v->hosts[i];
-		struct fs_host_status *s = &out[i];
-		*s = (struct fs_host_status){.state = h->state,
-		        .n_embd = h->facts.n_embd,
-		        .min_tokens = h->facts.min_tokens,
-		        .max_tokens = h->facts.max_tokens,
-		        .rtt_ms = h->rtt_ms,
-		        .encodes = h->encodes,
-		        .errors = h->errors,
-		        .bytes_up = h->bytes_up,
-		        .bytes_down = h->bytes_down,
-		        .outstanding = h->outstanding,
-		        .since = h->since};
-		snprintf(s->host, sizeof(s->host), "%s", h->name);
-		snprintf(s->cause, sizeof(s->cause), "%s", h->cause);
-		snprintf(s->device, sizeof(s->device), "%s", h->facts.device);
-		snprintf(s->fingerprint, sizeof(s->fingerprint), "%s", h->facts.fingerprint);
-	}
+	for (size_t i = 0; i < n; i++)
+		describe_host_locked(&v->hosts[i], now, &out[i]);
 	pthread_mutex_unlock(&v->lock);
 	return n;
 }

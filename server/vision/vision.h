@@ -17,6 +17,9 @@ struct fs_vision_host_opts {
 	const char *host; /* as fs_ssh_opts */
 	int port;
 	const char *identity, *known_hosts, *config_file, *command; /* NULL = defaults */
+	const char
+	        *wol; /* MAC address to which a wake-up packet is sent when no host is up; NULL = none is */
+	const char *wol_broadcast; /* address or address:port; NULL = 255.255.255.255, port 9 */
 };
 
 /*
@@ -56,6 +59,9 @@ struct fs_vision_opts {
 	int liveness_port;                  /* told to hosts; 0 = none */
 	int probe_fails, probe_interval_ms; /* of that port, told to hosts; 0 = theirs */
 	const char *program;                /* told to hosts, for people; NULL = "farsight-server" */
+	double hedge;    /* a picture that takes so many times what it usually would is also given to a second
+	                    host, and the first answer is taken; 0 = never */
+	int wol_wait_ms; /* from the wake-up packet on, pictures wait so long for the host; 0 = they do not */
 };
 int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e);
 void fs_vision_destroy(struct fs_vision *v); /* says BYE where it can, within a second; pending jobs end with
@@ -80,8 +86,9 @@ struct fs_encode_params {
  * Starts an encode and returns at once. bytes are copied. key: 32 bytes that name the rows. FS_EUNAVAILABLE
  * at once when no host is up (text: "<host>: <cause>"), except while the very first connection attempt is
  * still going on: then it waits for it, at most connect_timeout_ms. A host whose encoder is being started is
- * waited for as long as the job may take. A refusal makes hosts that are down try again soon. cancel fires:
- * the host is told (CANCEL frame) and the job ends with FS_ECANCELLED within 100 ms.
+ * waited for as long as the job may take. A refusal makes hosts that are down try again soon, and sends a
+ * wake-up packet to those that have an address for it and are not reached, at most one burst a minute. cancel
+ * fires: the host is told (CANCEL frame) and the job ends with FS_ECANCELLED within 100 ms.
  */
 int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uint8_t key[32],
         const struct fs_encode_params *p, struct fs_cancel *cancel, struct fs_vision_job **out,
@@ -96,6 +103,22 @@ int fs_vision_wait_for(
 /* Ends the job when it is still running; never waits. NULL is fine. */
 void fs_vision_job_destroy(struct fs_vision_job *job);
 
+/* Whole seconds after which a picture that was refused may find a host: > 0 while one is waking. */
+int fs_vision_retry_after_s(struct fs_vision *v);
+
+/* What went wrong with a host, each counted once. The first is about connections, the last the pictures' own
+ * fault, the others encodes that the host lost. */
+enum fs_host_error {
+	FS_HOST_ERR_CONNECT, /* an attempt to connect that failed */
+	FS_HOST_ERR_LOST,    /* the connection ended on the way */
+	FS_HOST_ERR_ENCODER, /* its encoder died or could not */
+	FS_HOST_ERR_TIMEOUT, /* its encoder took too long */
+	FS_HOST_ERR_ROWS,    /* the rows were no good */
+	FS_HOST_ERR_PICTURE, /* the encoder refused the picture */
+	FS_N_HOST_ERRORS
+};
+const char *fs_host_error_name(enum fs_host_error err); /* "connect", "lost" … */
+
 enum fs_host_state { FS_HOST_CONNECTING, FS_HOST_STARTING, FS_HOST_UP, FS_HOST_DOWN };
 struct fs_host_status {
 	char host[128];
@@ -106,9 +129,17 @@ struct fs_host_status {
 	int32_t n_embd; /* width of its rows; 0 = not known yet */
 	int32_t min_tokens, max_tokens;
 	double rtt_ms; /* of the last ping; 0 = unknown */
-	uint64_t encodes, errors, bytes_up, bytes_down;
+	uint64_t encodes, bytes_up, bytes_down;
+	uint64_t errors; /* encodes that the host lost */
+	uint64_t errors_by[FS_N_HOST_ERRORS];
+	uint64_t retries;    /* of the lost ones, those that were tried again */
+	uint64_t hedged;     /* late pictures of it that were also given to a second host */
+	uint64_t hedge_wins; /* pictures that it encoded as the second host, before the first */
+	double picture_ms;   /* of an encode, moving mean while it is busy; 0 = unknown */
+	double bytes_per_s;  /* of rows on their way here; 0 = unknown */
 	uint32_t outstanding;
-	int64_t since; /* monotonic ns of the last change of state */
+	int64_t since;         /* monotonic ns of the last change of state */
+	int64_t benched_until; /* monotonic ns: not asked (UP) or dialled (DOWN) before; 0 = is not benched */
 };
 size_t fs_vision_status(struct fs_vision *v, struct fs_host_status *out, size_t cap);
 const char *fs_host_state_name(enum fs_host_state s);
