@@ -179,9 +179,16 @@ int64_t fs_host_hedge_locked(struct fs_host *h);
 /* After destroy, when the last job is gone. */
 void fs_vision_free(struct fs_vision *v);
 
-/* ---- host.c ---- */
+/* ---- dial.c ---- */
 
 void *fs_host_run(void *host);
+/* Whether this machine slept since the call before; the caller keeps the two clocks, 0 at first. */
+bool fs_host_slept(int64_t *mono, int64_t *boot);
+
+/* ---- host.c ---- */
+
+/* Runs a connection to its end; the text says why it ended. *greeted: the host had said HELLO. */
+int fs_host_serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct fs_errbuf *e);
 /* Whether rows of a host with these facts fit; keeps what later hosts, and the names of rows, go by. */
 int fs_host_check_model_locked(struct fs_host *h, const struct fs_hello *f, struct fs_errbuf *e);
 void fs_host_set_state_locked(struct fs_host *h, enum fs_host_state state, const char *cause);
@@ -214,6 +221,9 @@ struct fs_link {
 	int64_t last_alive;
 	size_t last_unsent;
 	uint64_t up, down; /* bytes since they were last added to the host's */
+	uint64_t late;     /* bytes of rows that may still come for jobs that have left */
+	int64_t second;    /* when the counting of frames began */
+	int frames;
 	bool hello_seen, uploading;
 };
 int fs_link_init(struct fs_link *l, struct fs_host *h, struct fs_ssh *ssh, struct fs_errbuf *e);

@@ -166,8 +166,8 @@ void fs_job_lost_locked(struct fs_vision_job *j, enum fs_host_error cause, const
 		drop_twin_locked(j, cause);
 		return;
 	}
-	h->retries += j->tries < FS_VISION_MAX_RETRIES;
 	try_again_locked(j, cause);
+	h->retries += !j->done; /* its owner has it still */
 }
 
 /* ---- rows ---- */

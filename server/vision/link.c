@@ -13,7 +13,8 @@
 #define CONTROL_MAX ((size_t)256 * 1024)
 #define RECEIVE_TURN ((size_t)4 << 20) /* bytes before sending gets its turn */
 #define BULK                                                                                                 \
-	((size_t)64 * 1024) /* unsent bytes whose shrinking proves a living peer: more than pings can be */
+	((size_t)64 * 1024)  /* unsent bytes whose shrinking proves a living peer: more than pings can be */
+#define FRAMES_A_SECOND 2000 /* beside rows; ten times what the fastest encoder needs */
 
 int fs_link_init(struct fs_link *l, struct fs_host *h, struct fs_ssh *ssh, struct fs_errbuf *e)
 {
@@ -153,6 +154,38 @@ void fs_link_forget(struct fs_link *l, const struct fs_vision_job *j)
 {
 	if (l->in_job == j)
 		l->in_job = NULL;
+	if (j->stage == FS_JOB_RECEIVING)
+		l->late += j->need - j->got;
+	else if (j->stage != FS_JOB_WAITING)
+		l->late += FS_ROWS_MAX_BYTES;
+}
+
+/* Rows of a job that has ended here may still be on their way; no others may. */
+static int check_late(struct fs_link *l, struct fs_errbuf *e)
+{
+	struct fs_vision_job *j;
+	pthread_mutex_lock(&l->h->v->lock);
+	for (j = l->h->jobs.first; j && j->id != l->in.id; j = j->next)
+		;
+	pthread_mutex_unlock(&l->h->v->lock);
+	if (j)
+		return FS_OK; /* it is about to leave the list */
+	if (l->in.len > l->late)
+		return fs_fail(e, FS_EFORMAT, "it sent rows that nobody asked for");
+	l->late -= l->in.len;
+	return FS_OK;
+}
+
+static int check_pace(struct fs_link *l, struct fs_errbuf *e)
+{
+	int64_t now = fs_now();
+	if (now - l->second >= FS_SEC) {
+		l->second = now;
+		l->frames = 0;
+	}
+	return ++l->frames <= FRAMES_A_SECOND
+	               ? FS_OK
+	               : fs_fail(e, FS_EFORMAT, "it sends more than %d frames a second", FRAMES_A_SECOND);
 }
 
 static int begin_payload(struct fs_link *l, struct fs_errbuf *e)
@@ -166,7 +199,7 @@ static int begin_payload(struct fs_link *l, struct fs_errbuf *e)
 		return FS_OK;
 	struct fs_vision_job *j = find_job(l, l->in.id);
 	if (!j)
-		return FS_OK; /* late bytes of a cancelled request */
+		return check_late(l, e);
 	if (j->stage != FS_JOB_RECEIVING || l->in.len > j->need - j->got)
 		return fs_fail(e, FS_EFORMAT, "it sent rows that were not announced");
 	l->in_job = j;
@@ -187,7 +220,8 @@ static int end_payload(struct fs_link *l, struct fs_errbuf *e)
 	if (l->in.type == FS_FRAME_DATA)
 		return FS_OK;
 	l->in.payload = l->scratch;
-	return fs_host_frame(l->h, l, &l->in, e);
+	int rc = check_pace(l, e);
+	return rc ? rc : fs_host_frame(l->h, l, &l->in, e);
 }
 
 /* Where the next bytes belong, and how many of them. */

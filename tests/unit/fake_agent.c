@@ -8,8 +8,10 @@
  *   --fingerprint HEX        in HELLO
  *   --delay MS               before an answer;   --hang: never answer
  *   --slow-first             the delay is for the first request alone, so that answers overtake
+ *   --serial                 one answer after the other, as an encoder works
+ *   --late-from N --late MS  from the N-th request on the delay is MS
  *   --die-at N               exit after N bytes of an answer
- *   --refuse CODE TEXT       answer ERR
+ *   --refuse CODE TEXT       answer ERR; --refuse-from N: from the N-th request on
  *   --nan                    one NaN in the rows
  *   --malformed              a frame that follows no format instead of the answer
  *   --print TEXT             this before HELLO, as a shell's start-up file would
@@ -17,7 +19,9 @@
  *   --version N              in HELLO
  *   --starting MS            HELLO "starting", and "ready" after MS;  --failed TEXT: HELLO "failed"
  *   --stderr TEXT            to stderr at start
- *   --once FILE              --die-at and --refuse happen only if FILE does not exist yet (it is made then)
+ *   --flood WHAT             "data", "pings" or "states" without end, instead of the answer
+ *   --once FILE              --die-at, --refuse and --flood happen only if FILE does not exist yet (it is
+ * made then)
  *   --log FILE               appends one line an event
  */
 #include "common/gguf/gguf.h"
@@ -44,9 +48,9 @@ struct request {
 	size_t n, at;
 };
 static struct {
-	int rows, embd, hello_embd, delay, die_at, refuse, version, starting;
-	bool hang, slow_first, nan, malformed, mute, mute_pings;
-	const char *refuse_text, *print, *failed, *err, *once, *log, *fingerprint;
+	int rows, embd, hello_embd, delay, die_at, refuse, version, starting, late_from, late, refuse_from;
+	bool hang, serial, slow_first, nan, malformed, mute, mute_pings;
+	const char *refuse_text, *print, *failed, *err, *once, *log, *fingerprint, *flood;
 } knob = {.rows = 4,
         .embd = 8,
         .die_at = -1,
@@ -55,6 +59,7 @@ static struct {
         .fingerprint = "00112233445566778899aabbccddeeff"};
 static struct request requests[MAX_REQUESTS];
 static int n_seen;
+static int64_t last_due;
 static int64_t ready_at = FS_NEVER;
 
 static void note(const char *what, uint32_t id, size_t n)
@@ -171,7 +176,7 @@ static void start_answer(struct request *r)
 		uint8_t junk[FS_FRAME_HEADER] = {1, 0, 0, 0, 200, 0, 0, 0, 1, 0, 0, 0};
 		put(junk, sizeof(junk));
 	}
-	if (knob.refuse && fault()) {
+	if (knob.refuse && n_seen >= knob.refuse_from && fault()) {
 		put_err(r->id, -knob.refuse, knob.refuse_text);
 		drop(r);
 		return;
@@ -208,6 +213,19 @@ static struct request *find(uint32_t id)
 	return NULL;
 }
 
+_Noreturn static void flood(void)
+{
+	static const uint8_t rows[FS_FRAME_CHUNK];
+	for (;;) { /* until nobody takes it any more */
+		if (!strcmp(knob.flood, "data"))
+			put_frame(FS_FRAME_DATA, 0x7fffffff, rows, sizeof(rows));
+		else if (!strcmp(knob.flood, "pings"))
+			put_frame(FS_FRAME_PING, 0, "12345678", 8);
+		else
+			put_frame(FS_FRAME_STATE, 0, "{\"state\":\"ready\"}", 17);
+	}
+}
+
 static void on_enc(const struct fs_frame *f)
 {
 	struct request *r = find(0);
@@ -216,6 +234,8 @@ static void on_enc(const struct fs_frame *f)
 	FS_ASSERT(fs_enc_head_get(f->payload, f->len, &r->head, NULL) == FS_OK);
 	FS_ASSERT(r->head.deadline_ms > 0);
 	note("enc", f->id, r->head.picture_bytes);
+	if (knob.flood && fault())
+		flood();
 }
 
 static void on_data(const struct fs_frame *f)
@@ -231,7 +251,12 @@ static void on_data(const struct fs_frame *f)
 		return;
 	bool slow = !knob.slow_first || n_seen == 0;
 	n_seen++;
-	r->due = fs_deadline_ms(slow ? knob.delay : 0);
+	int delay = knob.late_from && n_seen >= knob.late_from ? knob.late : slow ? knob.delay : 0;
+	r->due = fs_deadline_ms(delay);
+	if (knob.serial) {
+		r->due = FS_MAX(r->due, last_due + delay * FS_MS);
+		last_due = r->due;
+	}
 }
 
 static void on_cancel(const struct fs_frame *f)
@@ -301,13 +326,16 @@ static void parse_knobs(int argc, char **argv)
 		        {"--hello-embd", &knob.hello_embd, NULL, NULL}, {"--delay", &knob.delay, NULL, NULL},
 		        {"--die-at", &knob.die_at, NULL, NULL}, {"--version", &knob.version, NULL, NULL},
 		        {"--starting", &knob.starting, NULL, NULL},
+		        {"--late-from", &knob.late_from, NULL, NULL}, {"--late", &knob.late, NULL, NULL},
+		        {"--refuse-from", &knob.refuse_from, NULL, NULL},
+		        {"--serial", NULL, NULL, &knob.serial},
 		        {"--fingerprint", NULL, &knob.fingerprint, NULL},
 		        {"--print", NULL, &knob.print, NULL}, {"--failed", NULL, &knob.failed, NULL},
-		        {"--stderr", NULL, &knob.err, NULL}, {"--once", NULL, &knob.once, NULL},
-		        {"--log", NULL, &knob.log, NULL}, {"--hang", NULL, NULL, &knob.hang},
-		        {"--slow-first", NULL, NULL, &knob.slow_first}, {"--nan", NULL, NULL, &knob.nan},
-		        {"--malformed", NULL, NULL, &knob.malformed}, {"--mute", NULL, NULL, &knob.mute},
-		        {"--mute-pings", NULL, NULL, &knob.mute_pings}};
+		        {"--stderr", NULL, &knob.err, NULL}, {"--flood", NULL, &knob.flood, NULL},
+		        {"--once", NULL, &knob.once, NULL}, {"--log", NULL, &knob.log, NULL},
+		        {"--hang", NULL, NULL, &knob.hang}, {"--slow-first", NULL, NULL, &knob.slow_first},
+		        {"--nan", NULL, NULL, &knob.nan}, {"--malformed", NULL, NULL, &knob.malformed},
+		        {"--mute", NULL, NULL, &knob.mute}, {"--mute-pings", NULL, NULL, &knob.mute_pings}};
 		bool known = false;
 		if (!strcmp(a, "--refuse") && i + 2 < argc) {
 			knob.refuse = atoi(v);
