@@ -130,7 +130,8 @@ class VisionHost:
         (self.tmp / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.tmp}/host_key\nAuthorizedKeysFile {self.tmp}/authorized_keys\n"
             "PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\n")
+            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\n"
+            "SetEnv SHLVL=2\n")  # bash then passes over the user's .bashrc, which may take long and print
         if os.getuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)
 

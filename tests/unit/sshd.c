@@ -121,7 +121,7 @@ static void write_config(struct test_sshd *s, const struct test_sshd_opts *o)
 	        "ListenAddress 127.0.0.1\nPort %d\nPidFile none\nUsePAM no\nStrictModes "
 	        "no\nPasswordAuthentication no\n"
 	        "KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups "
-	        "200\nLogLevel VERBOSE\n"
+	        "200\nLogLevel VERBOSE\nSetEnv SHLVL=2\n" /* bash then passes over the user's .bashrc */
 	        "AuthorizedKeysFile %s\n%s\n",
 	        s->port, s->authorized_keys, o && o->extra ? o->extra : "");
 	if (o && o->forced_command)
