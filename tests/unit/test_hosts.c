@@ -349,39 +349,27 @@ static void sleeping_hosts_are_woken_by_a_picture_alone(void **state)
 	close(fd);
 }
 
-struct waker {
-	int fd;
-};
-static void *wake_up(void *arg)
-{
-	struct waker *w = arg;
-	assert_int_equal(count_packets(w->fd, 90000), 3);
-	test_sshd_start(&sshd);
-	return NULL;
-}
-
 static void pictures_wait_for_a_host_that_wakes(void **state)
 {
 	struct rig r;
-	struct fs_errbuf e;
 	char to[32];
-	struct waker w = {udp_listener(to, sizeof(to))};
+	int fd = udp_listener(to, sizeof(to));
 	for (int early = 0; early < 2; early++) {
-		pthread_t t;
 		test_sshd_stop(&sshd);
 		prepare(&r, "");
 		r.o.hosts[0].wol = "02:00:00:00:00:01";
 		r.o.hosts[0].wol_broadcast = to;
-		r.o.wol_wait_ms = 120000;
-		assert_int_equal(fs_thread_start(&t, "waker", wake_up, &w, &e), FS_OK);
+		r.o.wol_wait_ms = 90000;
 		start(&r);
 		if (!early) /* else the first attempt to connect is still going on, perhaps */
 			wait_state(&r, 0, FS_HOST_DOWN);
-		good_encode(&r, 10, 1);
-		pthread_join(t, NULL);
+		struct fs_vision_job *j = submit(&r, 10, 1, NULL);
+		assert_int_equal(count_packets(fd, 90000), 3);
+		test_sshd_start(&sshd);
+		get_rows(j, 10, 1);
 		fs_vision_destroy(r.v);
 	}
-	close(w.fd);
+	close(fd);
 }
 
 static void waiting_for_a_host_that_wakes_is_bounded(void **state)
