@@ -4,6 +4,7 @@
  * prompts that do not fit before they cost a turn.
  */
 #include "server/engine/core.h"
+#include "server/engine/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,15 +97,34 @@ static void *engine_thread(void *arg)
 
 /* ---- life ---- */
 
+/* As UTF-8 without control characters, since it goes into every answer; what does not fit is cut off. */
+static void copy_text(char *out, size_t cap, const char *s, size_t n)
+{
+	size_t at = 0, len;
+	uint32_t cp;
+
+	for (; n > 0; s += len, n -= len) {
+		bool good = fs_utf8_next((const uint8_t *)s, n, &cp, &len) == FS_UTF8_OK && cp >= ' ' &&
+		            cp != 0x7f;
+		size_t more = good ? len : 1;
+		if (at + more >= cap)
+			break;
+		memcpy(out + at, good ? s : "?", more);
+		at += more;
+	}
+	out[at] = '\0';
+}
+
 static void set_name(struct fs_engine *en, const char *path)
 {
 	const char *s, *slash = strrchr(path, '/');
 	size_t n;
 
-	if (fs_gguf_str(en->core.model.gguf, "general.name", &s, &n, NULL) == FS_OK && n > 0)
-		snprintf(en->name, sizeof(en->name), "%.*s", (int)FS_MIN(n, sizeof(en->name) - 1), s);
-	else
-		snprintf(en->name, sizeof(en->name), "%s", slash != NULL ? slash + 1 : path);
+	if (fs_gguf_str(en->core.model.gguf, "general.name", &s, &n, NULL) || n == 0) {
+		s = slash != NULL ? slash + 1 : path;
+		n = strlen(s);
+	}
+	copy_text(en->name, sizeof(en->name), s, n);
 }
 
 static void set_info(struct fs_engine *en, const char *path)

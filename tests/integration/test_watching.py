@@ -187,3 +187,13 @@ def test_the_pages_do_not_wait_for_anything(slow_host, servers):
     for client in clients:
         client.close()
     wait_for(lambda: not server.live(), "their end")
+
+
+def test_a_model_whose_name_is_no_text(servers, tmp_path):
+    """Its name stands in every answer; bytes that no JSON can hold must not end them all."""
+    model = tmp_path / "odd.gguf"
+    model.write_bytes(lab.TEXT_MODEL.read_bytes().replace(b"Farsight mini", b"\xff\xfe\"\nsight\x00\xc3(n", 1))
+    server = servers(model=str(model))
+    status, reply = server.chat(HELLO, max_tokens=2)
+    assert status == 200 and reply["model"] == server.status()["engine"]["model"] == '??"?sight??(n'
+    assert server.request("/v1/models")[0] == 200
