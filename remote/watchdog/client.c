@@ -228,6 +228,7 @@ int fs_wd_client_replace(const char *socket_path)
 	struct fs_buf answer;
 	json_t *old, *fresh;
 	json_error_t je;
+	signal(SIGPIPE, SIG_IGN); /* the watchdog that started us for itself does not read what we say */
 	int rc = query(socket_path, &old, &e);
 	if (rc == FS_EUNAVAILABLE) {
 		printf("no watchdog runs at %s: nothing to replace\n", socket_path);

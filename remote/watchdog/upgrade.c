@@ -90,13 +90,15 @@ static json_t *save(const struct fs_wd *wd)
 	for (const struct fs_conn *c = wd->conns; c; c = c->next)
 		if (c->replace || c->phase == FS_CONN_OPEN)
 			json_array_append_new(conns, save_conn(wd, c));
-	return json_pack("{s:i, s:i, s:i, s:i, s:o, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}",
-	        "format", FS_WD_STATE_FORMAT, "updater", (int)wd->updater.pid, "listen_fd",
-	        wd->place.listen_fd, "lock_fd", wd->place.lock_fd, "spool", save_spool(&wd->spool), "spare",
-	        save_spool(&wd->spare), "notify", wd->notify.path, "notify_every",
-	        (json_int_t)wd->notify.every, "order", (json_int_t)wd->order, "turn", (json_int_t)wd->turn,
-	        "encodes", (json_int_t)wd->encodes, "errors", (json_int_t)wd->errors, "started",
-	        (json_int_t)wd->started, "encoder", save_encoder(wd), "leases", leases, "conns", conns);
+	return json_pack(
+	        "{s:i, s:i, s:b, s:i, s:i, s:o, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}",
+	        "format", FS_WD_STATE_FORMAT, "updater", (int)wd->updater.pid, "retiring", wd->retiring,
+	        "listen_fd", wd->place.listen_fd, "lock_fd", wd->place.lock_fd, "spool",
+	        save_spool(&wd->spool), "spare", save_spool(&wd->spare), "notify", wd->notify.path,
+	        "notify_every", (json_int_t)wd->notify.every, "order", (json_int_t)wd->order, "turn",
+	        (json_int_t)wd->turn, "encodes", (json_int_t)wd->encodes, "errors", (json_int_t)wd->errors,
+	        "started", (json_int_t)wd->started, "encoder", save_encoder(wd), "leases", leases, "conns",
+	        conns);
 }
 
 /* A memory file with the state, which outlives the exec; negative when there is none. */
@@ -165,8 +167,10 @@ static bool may_exec(struct fs_wd *wd)
 	bool quiet = wd->n_reqs == 0, presses = fs_wd_replace_presses(wd);
 	if (!encoder_rests(&wd->enc) || wd->running)
 		return false;
-	for (struct fs_conn *c = wd->conns; c; c = c->next)
-		quiet &= c->replace || c->phase == FS_CONN_DEAD || fs_conn_quiet(c);
+	for (struct fs_conn *c = wd->conns; c; c = c->next) {
+		bool waits_for_us = c->replace || (c->admin && c->ctrl.len == 0);
+		quiet &= waits_for_us || c->phase == FS_CONN_DEAD || fs_conn_quiet(c);
+	}
 	if (quiet || !presses)
 		return quiet;
 	for (struct fs_conn *c = wd->conns; c; c = c->next) {
@@ -309,6 +313,7 @@ static int load(struct fs_wd *wd, const char *socket_path, const json_t *j, stru
 	wd->encodes = (uint64_t)number(j, "encodes");
 	wd->errors = (uint64_t)number(j, "errors");
 	wd->started = number(j, "started");
+	wd->retiring = json_is_true(json_object_get(j, "retiring"));
 	wd->updater = (struct fs_child){.pid = (pid_t)number(j, "updater"), .in = -1, .out = -1, .err = -1};
 	load_encoder(wd, json_object_get(j, "encoder"));
 	int rc = load_leases(wd, json_object_get(j, "leases"), e);

@@ -95,8 +95,9 @@ def test_newer_file_in_place_of_the_running_one_is_taken_up(watchdog, copies):
     fc.wait_for(lambda: h.status() and program_of(h.process.pid) == new, "the newer program")
     c.enc(1, picture())
     assert c.answer(1)[0] == "rows" and h.encoder_pid() == pid
-    fc.wait_for(lambda: not [p for p in os.listdir("/proc") if p.isdigit() and is_zombie_of(p, h.process.pid)], "no child left")
     c.close()
+    fc.wait_for(lambda: not [p for p in os.listdir("/proc") if p.isdigit() and is_zombie_of(p, h.process.pid)], "no child left")
+    assert "did not take over" not in h.log.read_text()
 
 
 def is_zombie_of(pid, parent):
@@ -169,6 +170,22 @@ def test_encoder_that_died_meanwhile_is_missed(watchdog, copies):
     c.enc(1, picture())
     assert c.answer(1)[0] == "rows" and len(h.events("start ")) == 2
     c.close()
+
+
+def test_service_that_waits_holds_nothing_up(watchdog, copies):
+    h = watchdog().start()
+    c = h.channel()
+    service = h.run("--service")
+    fc.wait_for(lambda: h.status()["retiring"], "the service to ask for the place")
+    replaced(h, copies())
+    assert service.poll() is None and h.status()["retiring"]
+    c.enc(1, picture())
+    assert c.answer(1)[0] == "rows" and len(h.events("start ")) == 1
+    c.send(fc.BYE)
+    c.gone()
+    assert h.process.wait(fc.LIMIT_S) == 0
+    h.process = service
+    fc.wait_for(lambda: (h.try_status() or {}).get("pid") == service.pid, "the service to take the place")
 
 
 def test_nothing_to_replace(watchdog):
