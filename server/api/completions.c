@@ -81,7 +81,7 @@ static int get_limits(struct api_reader *rd, const json_t *root)
 {
 	struct fs_gen_params *g = &rd->chat->gen;
 	int64_t max = g->max_tokens > 0 ? g->max_tokens : DEFAULT_MAX_TOKENS, top = -1;
-	int rc = api_get_int(rd, root, "max_tokens", 1, INT32_MAX, &max);
+	int rc = api_get_max_tokens(rd, root, "max_tokens", &max);
 	if (!rc)
 		rc = api_get_int(rd, root, "logprobs", 0, FS_MAX_TOP_LOGPROBS, &top);
 	g->max_tokens = (int32_t)max;

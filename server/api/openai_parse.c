@@ -150,9 +150,9 @@ static int get_logprobs(struct api_reader *rd, const json_t *root)
 static int get_max_tokens(struct api_reader *rd, const json_t *root)
 {
 	int64_t max = rd->chat->gen.max_tokens;
-	int rc = api_get_int(rd, root, "max_tokens", 1, INT32_MAX, &max);
+	int rc = api_get_max_tokens(rd, root, "max_tokens", &max);
 	if (!rc)
-		rc = api_get_int(rd, root, "max_completion_tokens", 1, INT32_MAX, &max);
+		rc = api_get_max_tokens(rd, root, "max_completion_tokens", &max);
 	rd->chat->gen.max_tokens = (int32_t)max;
 	return rc;
 }

@@ -59,6 +59,19 @@ int api_get_int(
 	return FS_OK;
 }
 
+int api_get_max_tokens(struct api_reader *rd, const json_t *o, const char *key, int64_t *out)
+{
+	const json_t *v = json_object_get(o, key);
+	if (!v || json_is_null(v))
+		return FS_OK;
+	json_int_t n = json_integer_value(v);
+	if (!json_is_integer(v) || n < -1 || n == 0 || n > INT32_MAX)
+		return api_bad(
+		        rd, key, "must be a whole number from 1 to %d, or -1 for what fits", INT32_MAX);
+	*out = FS_MAX(n, 0);
+	return FS_OK;
+}
+
 int api_get_bool(struct api_reader *rd, const json_t *o, const char *key, const char *param, bool *out)
 {
 	const json_t *v = json_object_get(o, key);

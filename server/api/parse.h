@@ -27,6 +27,8 @@ int api_get_number(
         struct api_reader *rd, const json_t *o, const char *key, double min, double max, float *out);
 int api_get_int(
         struct api_reader *rd, const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out);
+/* The most tokens of an answer. -1, which llama.cpp's clients send: what fits, 0 in *out. */
+int api_get_max_tokens(struct api_reader *rd, const json_t *o, const char *key, int64_t *out);
 int api_get_bool(struct api_reader *rd, const json_t *o, const char *key, const char *param, bool *out);
 /* temperature, top_p, top_k, min_p, penalties, seed: the names that all APIs share. */
 int api_get_sampling(struct api_reader *rd, const json_t *root);

@@ -182,7 +182,7 @@ static int get_options(struct api_reader *rd, const json_t *root, struct api_cal
 	if (!rc)
 		rc = api_get_sampling(rd, root);
 	if (!rc)
-		rc = api_get_int(rd, root, "max_output_tokens", 1, INT32_MAX, &max);
+		rc = api_get_max_tokens(rd, root, "max_output_tokens", &max);
 	c->chat.gen.max_tokens = (int32_t)max;
 	return rc ? rc : api_get_timeout(rd, root, &c->timeout_s);
 }

@@ -2,7 +2,9 @@
 undisturbed answer. Statuses and texts are those that llama.cpp's server gives."""
 import json
 import re
+import subprocess
 import urllib.parse
+import urllib.request
 
 import pytest
 
@@ -274,6 +276,42 @@ def test_answers_that_are_no_stream_can_be_fetched(server):
     client.close()
     status, _, kept = get(server, "left")  # waits for it
     assert status == 200 and json.loads(kept)["usage"]["completion_tokens"] == 400
+
+
+def test_the_example_of_the_docs(server, tmp_path):
+    section = (lab.TOP / "docs/API.md").read_text().split("## Resumable streams\n", 1)[1].split("\n## ", 1)[0]
+    script = re.search(r"^```sh\n(.*?)^```$", section, re.M | re.S).group(1).replace("http://127.0.0.1:8080", server.url)
+    done = subprocess.run(["sh", "-euc", script], cwd=tmp_path, capture_output=True, text=True, timeout=lab.LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    row, = json.loads(done.stdout)
+    part = (tmp_path / "part").read_bytes()
+    assert row["is_done"] and row["total_bytes"] == len(part) and part.endswith(b"data: [DONE]\n\n")
+    assert get(server, "chat/7")[0] == 404
+
+
+def test_status_metrics_and_history_know_conversations(server):
+    def figures():
+        with urllib.request.urlopen(server.url + "/metrics", timeout=lab.LIMIT_S) as f:
+            page = dict(line.rsplit(" ", 1) for line in f.read().decode().splitlines() if line.startswith("farsight_streams_"))
+        status = server.status()["streams"]
+        kinds = {k: ("" if k in ("live", "completed", "readers", "bytes") else "_total") for k in status}
+        assert {f"farsight_streams_{k}{kinds[k]}": v for k, v in status.items()} == {k: float(v) for k, v in page.items()}
+        return status
+    assert set(figures().values()) == {0}
+    client = start(server, "f", body(max_tokens=1_000_000, ignore_eos=True))
+    lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
+    assert server.live()[0]["conversation"]
+    now = server.status()["streams"]
+    assert (now["live"], now["completed"], now["readers"], now["opened"]) == (1, 0, 1, 1) and now["bytes"] > 0
+    lab.read_answer(start(server, "f"))
+    lab.read_answer(client)
+    server.chat(lab.user("Hello!"), max_tokens=1)
+    lab.read_answer(start(server, "g"))
+    server.raw("DELETE", "/v1/stream/g")
+    then = lab.wait_for(lambda: (f := figures())["readers"] == 0 and f, "the end of all readers")
+    assert {k: then[k] for k in ("live", "completed", "opened", "replaced", "deleted", "expired", "refused", "dropped_bytes")} == {
+        "live": 0, "completed": 1, "opened": 3, "replaced": 1, "deleted": 1, "expired": 0, "refused": 0, "dropped_bytes": 0}
+    assert [r["conversation"] for r in server.history()] == [True, False, True, True]
 
 
 def test_lookup(server):

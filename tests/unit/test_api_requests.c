@@ -227,6 +227,26 @@ static void names_what_is_wrong_in_a_completion(void **state)
 	check_wrong(&api_openai_completions, cases, FS_ARRAY_LEN(cases));
 }
 
+/* As llama.cpp's clients say it; also where the API's own default is a small number. */
+static void minus_one_token_is_what_fits(void **state)
+{
+	static const struct {
+		const struct api_dialect *d;
+		const char *request;
+	} cases[] = {{&api_openai_completions, "{\"prompt\":\"a\",\"max_tokens\":-1}"},
+	        {&api_openai_responses, "{\"input\":\"a\",\"max_output_tokens\":-1}"},
+	        {&api_openai_chat,
+	                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"max_tokens\":-1}"},
+	        {&api_openai_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+	                           "\"max_completion_tokens\":-1}"}};
+	for (size_t i = 0; i < FS_ARRAY_LEN(cases); i++) {
+		assert_int_equal(good(cases[i].d, cases[i].request)->gen.max_tokens, 0);
+		api_call_finish(&out);
+	}
+	static const struct wrong wrong[] = {{"{\"prompt\":\"a\",\"max_tokens\":-2}", "max_tokens", "or -1"}};
+	check_wrong(&api_openai_completions, wrong, FS_ARRAY_LEN(wrong));
+}
+
 /* ---- responses ---- */
 
 #define INPUT(items, more) "{\"input\":[" items "]" more "}"
@@ -413,6 +433,7 @@ int main(void)
 	        cmocka_unit_test(names_what_is_wrong_in_a_chat),
 	        cmocka_unit_test(reads_a_completion),
 	        cmocka_unit_test(names_what_is_wrong_in_a_completion),
+	        cmocka_unit_test(minus_one_token_is_what_fits),
 	        cmocka_unit_test(reads_a_response),
 	        cmocka_unit_test(reads_a_conversation_of_items),
 	        cmocka_unit_test(names_what_is_wrong_in_a_response),
