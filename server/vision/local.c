@@ -121,8 +121,10 @@ static void begin(struct fs_local *l, struct fs_vision_job *j)
 	if (!rc) {
 		snprintf(o.in, sizeof(o.in), "%s", l->picture);
 		snprintf(o.out, sizeof(o.out), "%s", l->rows);
-		o.min_tokens = j->params.min_tokens;
-		o.max_tokens = j->params.max_tokens;
+		if (l->enc.o.extended) { /* a plain one has those of its start for all pictures */
+			o.min_tokens = j->params.min_tokens;
+			o.max_tokens = j->params.max_tokens;
+		}
 		rc = fs_encproc_encode(&l->enc, &o, &e);
 	}
 	if (rc) {

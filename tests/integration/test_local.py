@@ -99,6 +99,16 @@ def test_the_encoder_is_found_in_path(servers, monkeypatch):
     assert server.ask(QUESTIONS[0]["question"], PICTURES / QUESTIONS[0]["picture"])
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_tokens": 64, "min_tokens": 8}])
+def test_a_plain_encoder_is_asked_for_no_limits(fake, servers, limits):
+    """It takes none but at its start: "detail" is a wish, and no reason to refuse the picture."""
+    server = servers(vision=fake.vision(extended="off", **limits))
+    for detail in ("low", "high"):
+        part = {"type": "image_url", "image_url": {"url": picture(), "detail": detail}}
+        status, reply = server.chat({"role": "user", "content": [part, {"type": "text", "text": "What is this?"}]}, max_tokens=2)
+        assert status == 200, reply
+
+
 def test_same_bytes_of_pixels_in_another_shape_are_another_picture(servers):
     """O18."""
     server = servers(vision=REAL)
