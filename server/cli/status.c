@@ -29,7 +29,7 @@ static double number(const json_t *o, const char *name)
 
 /* ---- tables: cells of text, columns as wide as their widest cell ---- */
 
-#define COLUMNS 9
+#define COLUMNS 10
 #define ROWS 64
 #define CELL 96
 struct table {
@@ -170,13 +170,15 @@ static void print_requests(const json_t *o)
 
 static void add_host(struct table *t, const json_t *h)
 {
-	char a[CELL], rtt[CELL], up[CELL], down[CELL], encodes[CELL], errors[CELL], queue[CELL];
+	char a[CELL], rtt[CELL], up[CELL], down[CELL], encodes[CELL], errors[CELL], queue[CELL], speed[CELL];
+	bool known = number(h, "picture_ms") > 0, benched = number(h, "benched_s") > 0;
+	snprintf(speed, sizeof(speed), known ? "%.0f ms" : "-", number(h, "picture_ms"));
 	snprintf(rtt, sizeof(rtt), number(h, "rtt_ms") > 0 ? "%.1f ms" : "-", number(h, "rtt_ms"));
 	snprintf(encodes, sizeof(encodes), "%.0f", number(h, "encodes"));
 	snprintf(errors, sizeof(errors), "%.0f", number(h, "errors"));
 	snprintf(queue, sizeof(queue), "%.0f", number(h, "outstanding"));
-	add_row(t, (const char *const[]){text(h, "host", "?"), text(h, "state", "?"),
-	                   age(number(h, "state_age_s"), a), rtt, encodes, errors, queue,
+	add_row(t, (const char *const[]){text(h, "host", "?"), benched ? "benched" : text(h, "state", "?"),
+	                   age(number(h, "state_age_s"), a), rtt, speed, encodes, errors, queue,
 	                   size(number(h, "bytes_up"), up), size(number(h, "bytes_down"), down)});
 }
 
@@ -190,9 +192,9 @@ static void print_hosts(const json_t *o)
 		free(t);
 		return;
 	}
-	t->columns = 9;
-	add_row(t, (const char *const[]){
-	                   "HOST", "STATE", "FOR", "PING", "ENCODES", "ERRORS", "QUEUE", "SENT", "RECEIVED"});
+	t->columns = 10;
+	add_row(t, (const char *const[]){"HOST", "STATE", "FOR", "PING", "PICTURE", "ENCODES", "ERRORS",
+	                   "QUEUE", "SENT", "RECEIVED"});
 	json_array_foreach(hosts, i, h)
 	{
 		add_host(t, h);

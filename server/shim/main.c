@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define HOST_GRACE_MS 5000 /* that a host may be down before a start or a picture fails for it */
+#define WAKING_MS 60000    /* that a picture waits for a host that was sent a wake-up packet */
 
 struct shim {
 	struct shim_opts o;
@@ -67,10 +68,11 @@ static enum outlook look(struct shim *s, int32_t *n_embd, struct fs_errbuf *e)
 		fs_fail(e, FS_EUNAVAILABLE, "%.120s: %.380s", st[i].host,
 		        *st[i].cause ? st[i].cause : fs_host_state_name(st[i].state));
 	}
-	return best;
+	return best == OUTLOOK_DOWN && fs_vision_retry_after_s(s->v) > 0 ? OUTLOOK_HOPE : best;
 }
 
-/* Waits for a host that is up, until the deadline; all of them down for HOST_GRACE_MS end it early. */
+/* Waits for a host that is up, until the deadline; all of them down for HOST_GRACE_MS, and none of them
+ * waking, end it early. */
 static int wait_for_host(struct shim *s, int64_t deadline, int32_t *n_embd, struct fs_errbuf *e)
 {
 	struct pollfd p[2] = {{.fd = fs_vision_news(s->v), .events = POLLIN},
@@ -81,6 +83,8 @@ static int wait_for_host(struct shim *s, int64_t deadline, int32_t *n_embd, stru
 		enum outlook now = look(s, n_embd, e);
 		if (now == OUTLOOK_UP)
 			return FS_OK;
+		if (now == OUTLOOK_DOWN)
+			fs_vision_rouse(s->v);
 		if (now == OUTLOOK_HOPE)
 			down_until = FS_NEVER;
 		else if (down_until == FS_NEVER)
@@ -111,7 +115,8 @@ static int submit(
 	/* that refusal has made the host try again: it may be back within a moment */
 	struct fs_errbuf why;
 	int32_t n_embd;
-	rc = wait_for_host(s, fs_deadline_ms(s->o.vision.encode_timeout_ms), &n_embd, &why);
+	int64_t until = fs_deadline_ms(FS_MIN(s->o.vision.encode_timeout_ms, WAKING_MS));
+	rc = wait_for_host(s, until, &n_embd, &why);
 	if (rc)
 		return fs_fail(e, rc, "%s", why.text);
 	return fs_vision_submit(s->v, picture->data, picture->len, key, NULL, end, job, e);

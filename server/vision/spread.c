@@ -186,6 +186,13 @@ int64_t fs_vision_rouse_locked(struct fs_vision *v)
 	return until > now ? until : 0;
 }
 
+void fs_vision_rouse(struct fs_vision *v)
+{
+	pthread_mutex_lock(&v->lock);
+	fs_vision_rouse_locked(v);
+	pthread_mutex_unlock(&v->lock);
+}
+
 /* To a host that has not lost it yet; else to any. */
 static struct fs_host *host_for_locked(const struct fs_vision *v, const struct fs_vision_job *j)
 {

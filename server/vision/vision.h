@@ -103,6 +103,8 @@ int fs_vision_wait_for(
 /* Ends the job when it is still running; never waits. NULL is fine. */
 void fs_vision_job_destroy(struct fs_vision_job *job);
 
+/* Wakes hosts that sleep, as a picture would: for owners that want one up before they have a picture. */
+void fs_vision_rouse(struct fs_vision *v);
 /* Whole seconds after which a picture that was refused may find a host: > 0 while one is waking. */
 int fs_vision_retry_after_s(struct fs_vision *v);
 

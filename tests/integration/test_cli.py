@@ -144,7 +144,7 @@ def test_status(host, servers, farsight):
     assert out.startswith(server.url + ": ") and "engine idle" in out and "stop 1" in out
     head = next(line.split() for line in out.splitlines() if "HOST" in line)
     line = next(line for line in out.splitlines() if re.match(r"  \S+@127.0.0.1 +up ", line))
-    assert head[:2] == ["HOST", "STATE"] and re.search(r" 1 +0 +0 ", line)
+    assert head[:2] == ["HOST", "STATE"] and re.search(r" [0-9]+ ms +1 +0 +0 ", line)
     code, out, err = farsight("status", "--json", FARSIGHT_SERVER=server.url)
     assert code == 0 and json.loads(out)["vision"]["hosts"][0]["encodes"] == 1
 

@@ -10,6 +10,7 @@ import pathlib
 import queue
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -358,6 +359,21 @@ def test_host_is_told_how_to_probe(fake_host, start):
     child = start(fake_host, STRATA_VISION_LIVENESS_PORT=port, STRATA_VISION_PROBE_FAILS="7")
     child.ready()
     assert [lease["port"] for lease in leases(fake_host)] == [port]
+
+
+def test_a_start_wakes_a_host_that_sleeps(host, start, tmp_path):
+    """A name that leads nowhere is a host that does not answer; the packet goes to a socket of the test."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ether:
+        ether.bind(("127.0.0.1", 0))
+        ether.settimeout(lab.LIMIT_S)
+        sleeper = {**host.connection(), "host": f"{getpass.getuser()}@192.0.2.1", "wol": "02:00:00:00:00:07",
+                   "wol_broadcast": f"127.0.0.1:{ether.getsockname()[1]}"}
+        config = tmp_path / "server.json"
+        config.write_text(json.dumps({"vision": {"remote": True, "hosts": [sleeper], "connect_timeout_s": 1}}))
+        child = start(host, "--config", str(config), env=environment(host, STRATA_VISION_SSH="", STRATA_VISION_START_TIMEOUT="9"))
+        assert ether.recv(200) == b"\xff" * 6 + bytes.fromhex("020000000007") * 16
+        assert child.answer().startswith("ERR ")
+        assert child.wait() == 1
 
 
 # ---- the end ----
