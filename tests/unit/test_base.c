@@ -14,8 +14,35 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+static void buf_takes_files_whole(void **state)
+{
+	struct fs_buf b;
+	struct fs_errbuf e = {""};
+	char path[] = "/tmp/fs-test-base-XXXXXX", fifo[64];
+	int fd = mkstemp(path);
+	assert_true(fd >= 0 && write(fd, "0123456789", 10) == 10);
+	close(fd);
+	fs_buf_init(&b, 15);
+	assert_int_equal(fs_buf_append(&b, "ab", 2), FS_OK);
+	assert_int_equal(fs_buf_append_file(&b, path, &e), FS_OK);
+	assert_string_equal((char *)b.data, "ab0123456789");
+	assert_int_equal(fs_buf_append_file(&b, path, &e), FS_ELIMIT);
+	assert_int_equal(fs_buf_append_file(&b, "/dev/zero", &e), FS_EINVAL);
+	assert_int_equal(fs_buf_append_file(&b, "/", &e), FS_EINVAL);
+	snprintf(fifo, sizeof(fifo), "%s.fifo", path);
+	assert_int_equal(mkfifo(fifo, 0600), 0);
+	assert_int_equal(fs_buf_append_file(&b, fifo, &e), FS_EINVAL); /* and nobody waits for a writer */
+	unlink(fifo);
+	unlink(path);
+	assert_int_equal(fs_buf_append_file(&b, path, &e), FS_EIO);
+	assert_non_null(strstr(e.text, path));
+	assert_int_equal(b.len, 12);
+	fs_buf_finish(&b);
+}
 
 static void buf_keeps_its_maximum(void **state)
 {
@@ -243,6 +270,7 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN);
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(buf_keeps_its_maximum),
+	        cmocka_unit_test(buf_takes_files_whole),
 	        cmocka_unit_test(buf_grows_through_many_sizes),
 	        cmocka_unit_test(errors_are_clean_text),
 	        cmocka_unit_test(a_cut_text_ends_on_a_whole_character),

@@ -433,6 +433,35 @@ static void rows_files_have_these_bytes(void **state)
 	free(back);
 }
 
+/* Who has the old file open keeps it whole; a failure leaves the old one and nothing else. */
+static void rows_files_are_replaced_at_once(void **state)
+{
+	const float old[4] = {1, 2, 3, 4}, fresh[2] = {5, 6};
+	const struct fs_rows_shape s = {2, 2, 1, 2}, smaller = {1, 1, 1, 2}, wrong = {2, 1, 1, 2};
+	struct fs_rows_shape got;
+	float *back;
+	uint8_t bytes[64];
+	char folder[256], part[300];
+
+	assert_int_equal(fs_rows_replace_file(file_path("r.sve"), &s, old, &e), FS_OK);
+	FILE *f = fopen(file_path("r.sve"), "rb");
+	assert_non_null(f);
+	assert_int_equal(fs_rows_replace_file(file_path("r.sve"), &smaller, fresh, &e), FS_OK);
+	assert_int_equal(fread(bytes, 1, sizeof(bytes), f), 36);
+	fclose(f);
+	assert_int_equal(fs_rows_replace_file(file_path("r.sve"), &wrong, old, &e), FS_EFORMAT);
+	assert_int_equal(fs_rows_read_file(file_path("r.sve"), &got, &back, &e), FS_OK);
+	assert_memory_equal(&got, &smaller, sizeof(got));
+	assert_memory_equal(back, fresh, sizeof(fresh));
+	free(back);
+	snprintf(folder, sizeof(folder), "%s", file_path("folder.sve"));
+	snprintf(part, sizeof(part), "%s.%ld.part", folder, (long)getpid());
+	assert_int_equal(mkdir(folder, 0700), 0);
+	assert_int_equal(fs_rows_replace_file(folder, &s, old, &e), FS_EIO);
+	assert_int_equal(access(part, F_OK), -1);
+	assert_int_equal(rmdir(folder), 0);
+}
+
 static void halves_fit_their_header(void **state)
 {
 	const uint16_t rows[4] = {0x3c00, 0xc000, 0x3800, 0};
@@ -534,6 +563,7 @@ int main(void)
 	        cmocka_unit_test(hello_crosses),
 	        cmocka_unit_test(wrong_hellos_are_refused),
 	        cmocka_unit_test(rows_files_have_these_bytes),
+	        cmocka_unit_test(rows_files_are_replaced_at_once),
 	        cmocka_unit_test(halves_fit_their_header),
 	        cmocka_unit_test(wrong_rows_files_are_refused),
 	        cmocka_unit_test(failed_writes_leave_nothing),
