@@ -158,7 +158,9 @@ static void go_on(void *arg)
 	begin(f, &kind);
 	enum fs_cancel_cause cause = fs_cancel_cause(fs_http_cancel(f->r));
 	bool left = cause == FS_CANCEL_CLIENT || cause == FS_CANCEL_UNREAD;
-	ssize_t rc = left ? FS_ECANCELLED : carry(f, kind.events, cause == FS_CANCEL_SHUTDOWN);
+	ssize_t rc = left         ? FS_ECANCELLED
+	             : kind.known ? carry(f, kind.events, cause == FS_CANCEL_SHUTDOWN)
+	                          : 0;
 	if (rc < 0) {
 		if (left && !f->begun) /* it may have closed its writing side alone */
 			reply_error(f->r, 499, "invalid_request_error",

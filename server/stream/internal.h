@@ -38,7 +38,7 @@ struct fs_session {
 	size_t cap;
 	uint64_t total, dropped; /* bytes ever appended; those of them that are gone */
 	struct fs_reader_kind kind;
-	bool done, ended;              /* the producer is done; readers are to end though it is not */
+	bool done;                     /* the producer is done */
 	int64_t done_at, completed_at; /* monotonic; wall clock */
 	struct fs_reader *readers;
 	size_t n_readers;
@@ -67,7 +67,7 @@ void stream_completed(struct fs_session *s);
 struct fs_session *stream_session_new(
         struct fs_streams *t, const char *id, const uint8_t *owner, struct fs_cancel *cancel, bool event_ids);
 void stream_session_unref(struct fs_session *s);
-/* Readers end, whatever the producer does; fires the token of a running one when cause is not NONE. */
+/* Fires the token of a running one; readers end with its producer. */
 void stream_session_end(struct fs_session *s, enum fs_cancel_cause cause);
 
 #endif

@@ -196,11 +196,9 @@ void stream_session_end(struct fs_session *s, enum fs_cancel_cause cause)
 {
 	pthread_mutex_lock(&s->lock);
 	bool running = !s->done;
-	s->ended = true;
 	pthread_mutex_unlock(&s->lock);
 	if (running)
 		fs_cancel_fire(s->cancel, cause);
-	tell_readers(s);
 }
 
 /* ---- readers ---- */
@@ -275,7 +273,7 @@ ssize_t fs_reader_read(struct fs_reader *r, void *buf, size_t cap)
 		r->at += n;
 		rc = (ssize_t)n;
 	} else {
-		rc = s->done || (s->ended && s->kind.known) ? FS_ECANCELLED : 0;
+		rc = s->done ? FS_ECANCELLED : 0;
 	}
 	pthread_mutex_unlock(&s->lock);
 	return rc;

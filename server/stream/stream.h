@@ -49,7 +49,7 @@ void fs_streams_stats(struct fs_streams *s, struct fs_streams_stats *out);
 
 /*
  * Makes a session. One with this id and owner that exists is taken out of the table: a running one's token
- * fires (deleted) and its readers come to an end. An id that another owner uses is another session.
+ * fires (deleted), and its readers end with its producer. An id that another owner uses is another session.
  * event_ids: each event gets an "id: " line with the offset behind it. FS_EINVAL: an id that is empty or too
  * long. FS_ELIMIT: max_sessions run already, or their rings hold all the memory.
  */
@@ -65,7 +65,8 @@ void fs_session_kind(struct fs_session *s, bool events, int status, const char *
 /* Appends one whole event, or any bytes of a whole answer. */
 void fs_session_event(struct fs_session *s, const void *data, size_t n);
 void fs_session_append(struct fs_session *s, const void *data, size_t n);
-/* The producer is done: readers end behind the last byte. Drops the producer's reference. NULL is fine. */
+/* The producer is done: readers end behind the last byte. An answer of which nothing was said is one of
+ * status 500 without a byte. Drops the producer's reference. NULL is fine. */
 void fs_session_finish(struct fs_session *s);
 
 /* ---- the readers' side ---- */
@@ -97,8 +98,8 @@ void fs_reader_detach(struct fs_reader *r);           /* NULL is fine */
 
 /* ---- by id ---- */
 
-/* Takes it out of the table and fires its token when it still runs; readers come to an end, those that do not
- * know yet what the answer is when the producer has said how it ended. Whether there was one. */
+/* Takes it out of the table and fires its token when it still runs; readers end when its producer has said
+ * its last words, which is soon. Whether there was one. */
 bool fs_streams_delete(struct fs_streams *s, const char *id, const uint8_t owner[FS_SESSION_OWNER]);
 bool fs_streams_has(struct fs_streams *s, const char *id, const uint8_t owner[FS_SESSION_OWNER]);
 struct fs_session_row {

@@ -112,12 +112,11 @@ static struct fs_session *take_expired(struct fs_streams *t, int64_t now)
 	return chain;
 }
 
-/* Outside the lock: readers of what was taken out end, references go. */
+/* Outside the lock, the table's references to completed ones; their readers have their own. */
 static void drop_chain(struct fs_session *chain)
 {
 	while (chain) {
 		struct fs_session *next = chain->same;
-		stream_session_end(chain, FS_CANCEL_NONE);
 		stream_session_unref(chain);
 		chain = next;
 	}
@@ -156,6 +155,9 @@ void stream_completed(struct fs_session *s)
 	pthread_mutex_lock(&t->lock);
 	pthread_mutex_lock(&s->lock);
 	s->done = true;
+	if (!s->kind.known)
+		s->kind = (struct fs_reader_kind){
+		        .known = true, .status = 500, .content_type = "application/json"};
 	s->completed_at = time(NULL);
 	pthread_mutex_unlock(&s->lock);
 	if (s->listed) {

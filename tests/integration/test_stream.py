@@ -1,8 +1,11 @@
 """Answers that outlive their clients: the client is killed at every point and another one takes up the stream; the bytes of both are those of an
 undisturbed answer. Statuses and texts are those that llama.cpp's server gives."""
+import concurrent.futures
 import json
+import random
 import re
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 
@@ -117,8 +120,8 @@ def test_delete_ends_the_work(host, servers, tmp_path, phase):
     reader = server.send_raw("GET", "/v1/stream/d?from=0")
     status, _, nothing = server.raw("DELETE", "/v1/stream/d")
     assert (status, nothing) == (204, b"")
-    lab.read_answer(reader)  # comes to an end
-    lab.read_answer(client)
+    for who in (reader, client):  # they come to an end, and are told
+        assert b'"code":"conversation_deleted"' in lab.read_answer(who)[2]
     if holder:
         holder.close()
     lab.wait_for(lambda: not server.live(), "the end of the work")
@@ -341,6 +344,41 @@ def test_a_conversation_belongs_to_its_key(servers):
     both = {"Authorization": "Bearer nonsense"}  # as clients send that must send something: the key that counts is the right one
     assert get(server, "k", **both, **{"x-api-key": "anna"})[0] == 200
     assert get(server, "k", **both, **bert)[0] == 404
+
+
+def test_conversations_in_a_storm(servers):
+    """Clients that ask, read, leave, replace and delete a few conversations at random: whoever stays gets an answer or is told why not."""
+    server = servers(streams={"ring_kb": 64, "total_mb": 1}, max_connections=1024)
+    until = time.monotonic() + 5
+    wrong = []
+
+    def check(sock, good):
+        status, _, text = lab.read_answer(sock)
+        if status not in good or not text or (status == 200 and not text.endswith((b"\n\n", b"}"))):
+            wrong.append((status, text[-300:]))
+
+    def visit(seed):
+        rng = random.Random(seed)
+        while time.monotonic() < until:
+            name, what = f"c{rng.randrange(5)}", rng.random()
+            if what < .4:
+                request = body(max_tokens=rng.choice([1, 20, 200]), ignore_eos=True, stream=rng.random() < .7)
+                sock, good = start(server, name, request), (200, 499)
+            elif what < .8:
+                sock, good = server.send_raw("GET", f"/v1/stream/{name}"), (200, 404, 499)
+            else:
+                server.raw("DELETE", f"/v1/stream/{name}")
+                continue
+            if rng.random() < .4:
+                sock.close()
+            else:
+                check(sock, good)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(visit, range(8)))
+    assert not wrong, wrong[:3]
+    lab.wait_for(lambda: not server.live() and server.status()["streams"]["readers"] == 0, "the end of everything")
+    assert server.ask("Hello!")
 
 
 def test_without_room_the_answer_still_comes(servers):

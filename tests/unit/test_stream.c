@@ -150,7 +150,7 @@ static void do_read(struct model_reader *mr)
 		assert_memory_equal(got, m->bytes + mr->at, (size_t)n);
 		mr->at += (size_t)n;
 	} else {
-		assert_int_equal(n, m->done || m->gone ? FS_ECANCELLED : 0);
+		assert_int_equal(n, m->done ? FS_ECANCELLED : 0);
 	}
 }
 
@@ -332,31 +332,36 @@ static void completed_ones_expire_and_running_ones_never(void **state)
 	fs_streams_destroy(t);
 }
 
-/* Who does not know yet what the answer is waits for how the work ended, also when the session is taken out;
- * others end at once. */
-static void readers_of_a_deleted_one_are_told(void **state)
+/* Also of one that is taken out: the producer's last words tell why. */
+static void readers_end_with_the_producer(void **state)
 {
 	struct fs_streams *t = make(0, 0, 0);
 	struct fs_reader *r;
 	struct fs_reader_kind kind;
 	char buf[16];
 	atomic_int n = 0;
-	for (int known = 0; known < 2; known++) {
+	for (int said = 0; said < 2; said++) {
 		struct fs_session *s = open_one(t, "a");
 		fs_session_expect_events(s, "before", "after");
-		if (known)
-			fs_session_kind(s, true, 200, "text/event-stream");
 		assert_int_equal(fs_reader_attach(t, "a", anna, 0, count_notify, &n, &r, NULL), FS_OK);
 		fs_reader_kind(r, &kind);
-		assert_true(kind.events_expected && kind.known == known);
+		assert_true(kind.events_expected && !kind.known);
 		assert_string_equal(kind.error_after, "after");
 		assert_true(fs_streams_delete(t, "a", anna));
-		assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), known ? FS_ECANCELLED : 0);
-		fs_session_kind(s, false, 499, "application/json");
-		fs_session_append(s, "why", 3);
-		assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), 3);
+		assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), 0);
+		if (said) {
+			fs_session_kind(s, false, 499, "application/json");
+			fs_session_append(s, "why", 3);
+			assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), 3);
+			assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), 0);
+		}
+		int before = n;
 		fs_session_finish(s);
+		assert_true(n > before);
 		assert_int_equal(fs_reader_read(r, buf, sizeof(buf)), FS_ECANCELLED);
+		fs_reader_kind(r, &kind);
+		assert_true(kind.known && !kind.events);
+		assert_int_equal(kind.status, said ? 499 : 500);
 		fs_reader_detach(r);
 	}
 	fs_streams_destroy(t);
@@ -496,7 +501,7 @@ int main(void)
 	        cmocka_unit_test(memory_of_all_is_bounded),
 	        cmocka_unit_test(too_many_running_ones_are_refused),
 	        cmocka_unit_test(completed_ones_expire_and_running_ones_never),
-	        cmocka_unit_test(readers_of_a_deleted_one_are_told),
+	        cmocka_unit_test(readers_end_with_the_producer),
 	        cmocka_unit_test(events_carry_their_offsets),
 	        cmocka_unit_test(threads_see_the_right_bytes),
 	};
