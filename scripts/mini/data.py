@@ -172,7 +172,7 @@ def sequence(rng, v, about, gh, gw, n, form):
     for k, (kind, q, a) in enumerate(pairs):
         end, i, j = exchange(v, seq, p, k + 2, True, q, a, about, (gh, gw))
         spans.append((kind, i, j))
-        if form == "plain" and rng.random() < .12:  # a second turn about the same picture
+        if form == "plain" and rng.random() < .25:  # a second turn about the same picture
             end = seq.text([v.newline] + user(v), end, k + 2, True)
             _, q, a = talk.ask(rng, about) if rng.random() < .85 else talk.small_talk(rng)
             _, i, j = exchange(v, seq, end, k + 2, True, q, a, about, (gh, gw))

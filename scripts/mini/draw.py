@@ -149,7 +149,7 @@ def place_text(rng, w, h, kind, string, usable):
 
 def choose_text(rng, words):
     if rng.random() < 0.45:
-        n = int(rng.choice([1, 2, 3, 4], p=[.4, .3, .18, .12]))
+        n = int(rng.choice([1, 2, 3], p=[.4, .35, .25]))
         digits = rng.integers(0, 10, n)
         if n > 1 and digits[0] == 0:
             digits[0] = rng.integers(1, 10)

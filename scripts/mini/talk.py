@@ -212,9 +212,9 @@ def ask_word(rng, a):
 
 ON_SHAPES = [(ask_colour, 2), (ask_shape, 1.6), (ask_where, 2.6), (ask_count, 2.6), (ask_at, 2.2), (ask_is, 1.6),
              (ask_describe, 1.4), (ask_number, .25), (ask_word, .25)]
-ON_WORD = [(ask_word, 4), (ask_describe, 1), (ask_colour, .8), (ask_where, .8), (ask_number, .5), (ask_count, .3),
+ON_WORD = [(ask_word, 4), (ask_describe, 1), (ask_colour, 2), (ask_where, .8), (ask_number, .5), (ask_count, .3),
            (ask_is, .3), (ask_shape, .3)]
-ON_NUMBER = [(ask_number, 4), (ask_word, .7), (ask_describe, 1), (ask_colour, .8), (ask_where, .8),
+ON_NUMBER = [(ask_number, 4), (ask_word, .7), (ask_describe, 1), (ask_colour, 2), (ask_where, .8),
              (ask_count, .3), (ask_is, .3), (ask_shape, .3)]
 
 
