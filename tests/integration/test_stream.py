@@ -217,7 +217,7 @@ def test_many_readers_each_at_its_pace(server):
 
 
 def test_a_reader_that_falls_behind_is_told(servers):
-    server = servers(context=65536, streams={"ring_kb": 64})
+    server = servers(context=65536, peer_timeout_s=600, streams={"ring_kb": 64})
     request = body(max_tokens=2500, ignore_eos=True, logprobs=True, top_logprobs=20)
     client = start(server, "slow", request)
     lab.wait_for(lambda: lookup(server, "slow") and lookup(server, "slow")[0]["total_bytes"] > 0, "the first bytes")
