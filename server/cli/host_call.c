@@ -122,13 +122,14 @@ bool host_value(const struct fs_buf *text, const char *name, char *out, size_t c
 	size_t want = strlen(name);
 	const char *s = (const char *)text->data, *end = s + text->len;
 	*out = '\0';
-	while (s && s < end) {
-		size_t n = strcspn(s, "\n");
+	while (s < end) {
+		const char *nl = memchr(s, '\n', (size_t)(end - s));
+		size_t n = nl ? (size_t)(nl - s) : (size_t)(end - s);
 		if (n > want && s[want] == '=' && memcmp(s, name, want) == 0) {
 			snprintf(out, cap, "%.*s", (int)(n - want - 1), s + want + 1);
 			return true;
 		}
-		s += n + (s[n] == '\n');
+		s += n + (nl != NULL);
 	}
 	return false;
 }
@@ -158,8 +159,10 @@ int host_file_read(struct host *h, const char *which, struct host_file *f, struc
 		return rc;
 	}
 	f->exists = strcmp(f->tag, "absent") != 0;
-	for (int i = 0; i < 2; i++)
-		fs_buf_consume(&f->text, strcspn((char *)f->text.data, "\n") + 1);
+	for (int i = 0; i < 2; i++) { /* the two lines were found above */
+		uint8_t *nl = memchr(f->text.data, '\n', f->text.len);
+		fs_buf_consume(&f->text, nl ? (size_t)(nl - f->text.data) + 1 : f->text.len);
+	}
 	return FS_OK;
 }
 

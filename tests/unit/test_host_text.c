@@ -172,6 +172,24 @@ static void test_hosts_are_removed_from_a_config(void **state)
 	drop("{\"vision\": []}", FS_ENOTFOUND, "{}");
 }
 
+static void test_values_of_a_hosts_answer(void **state)
+{
+	static const char text[] = "os=Debian\nempty=\n=x\na\0b\nhome=/home/me\nos=second\nlast=no newline";
+	struct fs_buf b = {(uint8_t *)(uintptr_t)text, sizeof(text) - 1, sizeof(text) - 1, sizeof(text)},
+	              none = {0};
+	char v[8];
+	assert_true(host_value(&b, "os", v, sizeof(v)));
+	assert_string_equal(v, "Debian");
+	assert_true(host_value(&b, "home", v, sizeof(v)));
+	assert_string_equal(v, "/home/m"); /* cut */
+	assert_true(host_value(&b, "empty", v, sizeof(v)));
+	assert_string_equal(v, "");
+	assert_true(host_value(&b, "last", v, sizeof(v)));
+	assert_false(host_value(&b, "hom", v, sizeof(v)));
+	assert_string_equal(v, "");
+	assert_false(host_value(&none, "os", v, sizeof(v)));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -181,6 +199,7 @@ int main(void)
 	        cmocka_unit_test(test_settings_are_merged),
 	        cmocka_unit_test(test_hosts_are_added_to_a_config),
 	        cmocka_unit_test(test_hosts_are_removed_from_a_config),
+	        cmocka_unit_test(test_values_of_a_hosts_answer),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
