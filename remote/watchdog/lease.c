@@ -82,7 +82,7 @@ static int add_lease(struct fs_leases *ls, const char *id, struct fs_lease **out
 
 int fs_lease_resume(struct fs_leases *ls, const struct fs_lease *was, struct fs_errbuf *e)
 {
-	struct fs_lease *l, *next;
+	struct fs_lease *l = NULL, *next;
 	int rc = add_lease(ls, was->id, &l, e);
 	if (rc)
 		return rc;
