@@ -20,6 +20,7 @@ import lab  # noqa: E402  (the folder above is what makes it importable)
 
 wait_for = lab.wait_for
 CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1
 DISABLED, FORWARDING = "0", "3"  # states of a bridge's port
 EMBD = 192  # of the bundled text model: rows of another width are refused
 libc = ctypes.CDLL(None, use_errno=True)
@@ -31,6 +32,19 @@ def sh(*argv):
     return p.stdout
 
 
+def die_with_us():
+    """In a child before exec: a test run that is killed leaves no PCs behind."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def remove_stale():
+    """Namespaces whose test run is gone. They hold no processes any more."""
+    for name in sh("ip", "netns", "list").split():
+        run = name[2:].split("-")[0]
+        if name.startswith("fs") and run.isdigit() and not os.path.exists(f"/proc/{run}"):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
 def why_not():
     """Why this machine can not do it; None when it can."""
     if os.getuid() != 0:
@@ -40,8 +54,9 @@ def why_not():
     for program in ("ip", "tc", "bridge", "unshare", "nsenter"):
         if not shutil.which(program):
             return f"{program} is missing (scripts/install-deps)"
-    probe = f"fs-probe-{os.getpid()}"
+    probe = f"fs{os.getpid()}-probe"
     try:
+        remove_stale()
         sh("ip", "netns", "add", probe)
         sh("ip", "-n", probe, "link", "add", "br0", "type", "bridge")
         sh("ip", "-n", probe, "link", "add", "a0", "type", "veth", "peer", "name", "b0")
@@ -99,6 +114,7 @@ class Process:
 class Pc:
     def __init__(self, lan, name, number, wire):
         self.lan, self.name, self.address = lan, name, f"10.77.0.{number}"
+        self.called = None  # by others, instead of by its address
         self.netns, self.port = f"{lan.id}-{name}", f"port{number}"
         self.folder = lan.folder / name
         self.home, self.run = self.folder / "home", self.folder / "run"
@@ -120,7 +136,7 @@ class Pc:
             argv = [sys.executable, HERE / "wire.py", self.netns, "eth0", self.lan.netns, self.port]
             for key, value in wire.items():
                 argv += ["--" + key.replace("_", "-"), str(value)]
-            self.wire = subprocess.Popen([str(a) for a in argv], stdout=subprocess.PIPE, text=True)
+            self.wire = subprocess.Popen([str(a) for a in argv], stdout=subprocess.PIPE, text=True, preexec_fn=die_with_us)
             assert self.wire.stdout.readline() == "ready\n"
         else:
             sh("ip", "-n", self.netns, "link", "add", "eth0", "type", "veth", "peer", "name", self.port, "netns", self.lan.netns)
@@ -132,6 +148,19 @@ class Pc:
     def cut(self):
         """The cable is out: no carrier, and the kernel takes the addresses' routes away."""
         sh("ip", "-n", self.netns, "link", "set", "eth0", "down")
+
+    def move(self, address):
+        sh("ip", "-n", self.netns, "address", "del", self.address + "/24", "dev", "eth0")
+        sh("ip", "-n", self.netns, "address", "add", address + "/24", "dev", "eth0")
+        self.address = address
+
+    def name_hosts(self, names):
+        """What names mean on this PC."""
+        file = self.folder / "hosts"
+        known = file.exists()
+        file.write_text("127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in names.items()))
+        if not known:
+            self.do("mount", "--bind", file, "/etc/hosts")
 
     def mute(self):
         """All that comes and goes is dropped, and nobody is told."""
@@ -170,7 +199,7 @@ class Pc:
         """The first process of the PC, whose end is the end of all others; it reaps what is left to it."""
         self.holder = subprocess.Popen(
             ["ip", "netns", "exec", self.netns, "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-             "sh", "-c", f"mount -t tmpfs -o size=700m tmpfs /dev/shm && touch {self.folder}/up && trap '' CHLD && exec sleep infinity"])
+             "sh", "-c", f"mount -t tmpfs -o size=700m tmpfs /dev/shm && touch {self.folder}/up && trap '' CHLD && exec sleep infinity"], preexec_fn=die_with_us)
         wait_for((self.folder / "up").exists, "the PC's start")
         (self.folder / "up").unlink()
         self.init, = children(self.holder.pid)
@@ -274,7 +303,7 @@ class VisionPc(Pc):
         self.socket = self.run / "farsight/watchdog.sock"
         self.configure(**(config or {}))
         self.make_key("host_key")
-        self.sshd_environment = {}
+        self.sshd_environment, self.sshd_options = {}, []
         self.sshd = None
 
     def configure(self, **config):
@@ -298,7 +327,8 @@ class VisionPc(Pc):
         (self.folder / "sshd_config").write_text(
             f"ListenAddress 0.0.0.0:22\nHostKey {self.folder}/host_key\nAuthorizedKeysFile {self.home}/.ssh/authorized_keys\n"
             "PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\nSetEnv " + " ".join(f'"{k}={v}"' for k, v in names.items()) + "\n")
+            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\nSetEnv " + " ".join(f'"{k}={v}"' for k, v in names.items()) + "\n" +
+            "".join(line + "\n" for line in self.sshd_options))
         os.makedirs("/run/sshd", exist_ok=True)
         self.sshd = self.start(lab.SSHD, "-D", "-e", "-f", self.folder / "sshd_config", log="sshd.log")
         wait_for(lambda: b"Server listening" in (self.folder / "sshd.log").read_bytes(), "sshd")
@@ -313,7 +343,7 @@ class VisionPc(Pc):
                 os.kill(pid, signal.SIGKILL)
 
     def status(self):
-        inside = ["nsenter", "-t", str(self.init), "-m", "--"]  # the run folder may be a mount
+        inside = ["nsenter", "-t", str(self.init), "-m", "-p", "--"]  # the run folder may be a mount
         out = subprocess.run([*inside, lab.WATCHDOG, "--socket", self.socket, "status"], capture_output=True, text=True, timeout=lab.LIMIT_S)
         return json.loads(out.stdout) if out.returncode == 0 else {"pictures": 0, "leases": [], "encoder": {"state": "none"}}
 
@@ -368,7 +398,7 @@ class ServerPc(Pc):
 
     def trust(self, *hosts):
         (self.home / ".ssh/known_hosts").write_text("".join(
-            f"{h.address} {' '.join((h.folder / 'host_key.pub').read_text().split()[:2])}\n" for h in hosts))
+            f"{h.called or h.address} {' '.join((h.folder / 'host_key.pub').read_text().split()[:2])}\n" for h in hosts))
 
     def serve(self, hosts, vision=None, env=None, **config):
         return Server(self, hosts, vision or {}, env or {}, config)
@@ -379,7 +409,7 @@ class Server(lab.Server):
 
     def __init__(self, pc, hosts, vision, env, config):
         self.pc, self.log = pc, pc.folder / "server.log"
-        connect = [{"host": f"root@{h.address}", "identity": str(pc.home / ".ssh/id_ed25519"),
+        connect = [{"host": f"root@{h.called or h.address}", "identity": str(pc.home / ".ssh/id_ed25519"),
                     "known_hosts": str(pc.home / ".ssh/known_hosts"), "ssh_config": "/dev/null"} for h in hosts]
         self.config = pc.folder / "server.json"
         self.config.write_text(json.dumps({
