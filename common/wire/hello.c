@@ -44,6 +44,8 @@ static const struct member members[] = {
         STRING(device),
         NUMBER(min_tokens, FS_ROWS_MAX_TOKENS),
         NUMBER(max_tokens, FS_ROWS_MAX_TOKENS),
+        NUMBER(vram_free_mb, INT32_MAX),
+        NUMBER(vram_total_mb, INT32_MAX),
         {"max_picture_bytes", INT64, offsetof(struct fs_hello, max_picture_bytes), INT64_MAX},
 };
 

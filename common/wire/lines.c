@@ -96,6 +96,10 @@ static int ready_option(const char *word, struct fs_ready *r, struct fs_errbuf *
 			memcpy(r->device, v, strlen(v) + 1);
 	} else if ((v = option_value(word, "min_tokens")) != NULL) {
 		ok = parse_int(v, 1, FS_ROWS_MAX_TOKENS, &r->min_tokens);
+	} else if ((v = option_value(word, "vram_free_mb")) != NULL) {
+		ok = parse_int(v, 0, INT32_MAX, &r->vram_free_mb);
+	} else if ((v = option_value(word, "vram_total_mb")) != NULL) {
+		ok = parse_int(v, 0, INT32_MAX, &r->vram_total_mb);
 	} else if ((v = option_value(word, "max_tokens")) != NULL) {
 		ok = parse_int(v, 1, FS_ROWS_MAX_TOKENS, &r->max_tokens);
 	}

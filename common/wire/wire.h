@@ -50,15 +50,16 @@ int fs_rows_check_finite(const float *rows, size_t n, struct fs_errbuf *e);
  * UTF-8 lines between a server (or watchdog) and an encoder's stdin/stdout. Plain: READY n_embd / ENC in out
  * / OK n nx ny ms / ERR text / QUIT. Extended (encoder started with --extended): CANCEL; "ENC" may carry
  * options in front of the paths: "ENC dtype=f16 min=4 max=64 <in> <out>"; READY n_embd fingerprint=<32 hex>
- * device=<word> min_tokens=N max_tokens=N. */
+ * device=<word> min_tokens=N max_tokens=N vram_free_mb=N vram_total_mb=N. */
 
 #define FS_LINE_MAX 8192 /* bytes with the newline; a longer line is FS_EFORMAT */
 
 struct fs_ready {
 	int32_t n_embd;
-	char fingerprint[33];           /* "" when not told */
-	char device[64];                /* "" when not told */
-	int32_t min_tokens, max_tokens; /* 0 when not told */
+	char fingerprint[33];                /* "" when not told */
+	char device[64];                     /* "" when not told */
+	int32_t min_tokens, max_tokens;      /* 0 when not told */
+	int32_t vram_free_mb, vram_total_mb; /* of its GPU once it is loaded; 0 when not told */
 };
 enum fs_reply_kind { FS_REPLY_READY, FS_REPLY_OK, FS_REPLY_ERR };
 struct fs_reply {
@@ -185,6 +186,7 @@ struct fs_hello {
 	char device[64];
 	int32_t min_tokens, max_tokens;
 	int64_t max_picture_bytes;
+	int32_t vram_free_mb, vram_total_mb; /* as the encoder told when it became ready; 0 = not known */
 };
 /* JSON into b (cleared first). Names not meaningful for a side may be sent as they are. */
 int fs_hello_format(const struct fs_hello *h, struct fs_buf *b);

@@ -83,10 +83,10 @@ static int admit(struct fs_conn *c, const struct fs_enc_head *h, struct fs_errbu
 	if (!strcmp(fs_encproc_state_word(&wd->enc), "failed"))
 		return fs_fail(e, FS_EUNAVAILABLE, "%s", wd->enc.cause);
 	if (c->lease->requests >= (size_t)wd->cfg.max_queue)
-		return fs_fail(
-		        e, FS_ELIMIT, "more than %d pictures of this server are waiting", wd->cfg.max_queue);
+		return fs_fail(e, FS_EUNAVAILABLE, "more than %d pictures of this server are waiting",
+		        wd->cfg.max_queue);
 	if (wd->n_reqs >= FS_WD_REQUESTS_MAX || wd->spooled + h->picture_bytes > FS_WD_SPOOL_MAX)
-		return fs_fail(e, FS_ELIMIT, "too many pictures are waiting on this vision host");
+		return fs_fail(e, FS_EUNAVAILABLE, "too many pictures are waiting on this vision host");
 	return FS_OK;
 }
 

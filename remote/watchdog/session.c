@@ -24,6 +24,8 @@ static void fill_hello(const struct fs_wd *wd, struct fs_hello *h)
 	memcpy(h->fingerprint, p->facts.fingerprint, sizeof(h->fingerprint));
 	memcpy(h->device, p->facts.device, sizeof(h->device));
 	h->n_embd = p->facts.n_embd;
+	h->vram_free_mb = p->facts.vram_free_mb;
+	h->vram_total_mb = p->facts.vram_total_mb;
 	h->min_tokens = p->facts.min_tokens ? p->facts.min_tokens : wd->cfg.min_tokens;
 	h->max_tokens = p->facts.max_tokens ? p->facts.max_tokens : wd->cfg.max_tokens;
 }

@@ -228,6 +228,10 @@ static double host_benched(const struct fs_host_status *h)
 {
 	return h->benched_until ? FS_MAX((double)(h->benched_until - fs_now()) / 1e9, 0.0) : 0;
 }
+static double host_vram_free(const struct fs_host_status *h)
+{
+	return h->vram_free_mb * 1048576.0;
+}
 static double host_since(const struct fs_host_status *h)
 {
 	return (double)(fs_now() - h->since) / 1e9;
@@ -275,6 +279,9 @@ static void hosts(struct fs_buf *b, struct fs_vision *v)
 	                host_rate},
 	        {"farsight_host_benched_seconds", "gauge",
 	                "For how long the host is not asked, or dialled, any more.", host_benched},
+	        {"farsight_host_vram_free_bytes", "gauge",
+	                "Free memory of the host's GPU when its encoder became ready; 0 = not told.",
+	                host_vram_free},
 	        {"farsight_host_state_seconds", "gauge", "Since the host's state changed.", host_since}};
 	struct fs_host_status st[FS_VISION_MAX_HOSTS];
 	size_t n = v ? fs_vision_status(v, st, FS_ARRAY_LEN(st)) : 0;

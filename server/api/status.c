@@ -33,6 +33,9 @@ static json_t *host_figures(const struct fs_host_status *h, int64_t now)
 	bool known = h->picture_ms > 0;
 	json_object_set_new(o, "picture_ms", known ? json_real(h->picture_ms) : json_null());
 	json_object_set_new(o, "pictures_per_s", known ? json_real(1e3 / h->picture_ms) : json_null());
+	bool told = h->vram_total_mb > 0;
+	json_object_set_new(o, "vram_free_mb", told ? json_integer(h->vram_free_mb) : json_null());
+	json_object_set_new(o, "vram_total_mb", told ? json_integer(h->vram_total_mb) : json_null());
 	json_object_set_new(o, "bytes_per_s", h->bytes_per_s > 0 ? json_real(h->bytes_per_s) : json_null());
 	if (h->fingerprint[0])
 		json_object_set_new(o, "fingerprint", api_text(h->fingerprint));

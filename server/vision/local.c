@@ -248,6 +248,8 @@ static void check_ready(struct fs_local *l)
 	struct fs_hello f = {.n_embd = p->facts.n_embd,
 	        .min_tokens = p->facts.min_tokens,
 	        .max_tokens = p->facts.max_tokens,
+	        .vram_free_mb = p->facts.vram_free_mb,
+	        .vram_total_mb = p->facts.vram_total_mb,
 	        .max_picture_bytes = (int64_t)FS_PICTURE_MAX};
 	snprintf(f.fingerprint, sizeof(f.fingerprint), "%s", p->facts.fingerprint);
 	snprintf(f.device, sizeof(f.device), "%s", p->facts.device);

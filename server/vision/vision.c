@@ -61,6 +61,25 @@ static int init_host(struct fs_vision *v, const struct fs_vision_host_opts *o, s
 	return h->wake < 0 ? fs_fail_errno(e, FS_EIO, "can not open an eventfd") : FS_OK;
 }
 
+/* Names tell hosts apart in errors, figures and metrics: those that are written alike get their port or
+ * number. */
+static void name_hosts(struct fs_vision *v, const struct fs_vision_opts *o)
+{
+	for (size_t i = 0; i < o->n_hosts; i++) {
+		bool alike = false, same_port = false;
+		for (size_t k = 0; k < o->n_hosts; k++) {
+			bool other = k != i && strcmp(o->hosts[i].host, o->hosts[k].host) == 0;
+			alike |= other;
+			same_port |= other && o->hosts[i].port == o->hosts[k].port;
+		}
+		struct fs_host *h = &v->hosts[i];
+		if (same_port)
+			snprintf(h->name, sizeof(h->name), "%.100s #%zu", o->hosts[i].host, i + 1);
+		else if (alike && o->hosts[i].port)
+			snprintf(h->name, sizeof(h->name), "%.100s:%d", o->hosts[i].host, o->hosts[i].port);
+	}
+}
+
 static int init_local(struct fs_vision *v, const struct fs_vision_local_opts *o, struct fs_errbuf *e)
 {
 	struct fs_host *h = &v->hosts[v->n_hosts++];
@@ -115,6 +134,8 @@ int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, str
 		rc = init_local(v, o->local, e);
 	for (size_t i = 0; i < o->n_hosts && !o->local && !rc; i++)
 		rc = init_host(v, &o->hosts[i], e);
+	if (!rc)
+		name_hosts(v, o);
 	for (size_t i = 0; i < v->n_hosts && !rc; i++) {
 		char name[16];
 		snprintf(name, sizeof(name), "fs-host-%zu", i);
@@ -198,6 +219,8 @@ static void describe_host_locked(const struct fs_host *h, int64_t now, struct fs
 	        .n_embd = h->facts.n_embd,
 	        .min_tokens = h->facts.min_tokens,
 	        .max_tokens = h->facts.max_tokens,
+	        .vram_free_mb = h->facts.vram_free_mb,
+	        .vram_total_mb = h->facts.vram_total_mb,
 	        .rtt_ms = h->rtt_ms,
 	        .encodes = h->encodes,
 	        .bytes_up = h->bytes_up,

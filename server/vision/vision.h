@@ -130,7 +130,8 @@ struct fs_host_status {
 	char fingerprint[33];
 	int32_t n_embd; /* width of its rows; 0 = not known yet */
 	int32_t min_tokens, max_tokens;
-	double rtt_ms; /* of the last ping; 0 = unknown */
+	int32_t vram_free_mb, vram_total_mb; /* of its GPU, when the encoder became ready; 0 = not told */
+	double rtt_ms;                       /* of the last ping; 0 = unknown */
 	uint64_t encodes, bytes_up, bytes_down;
 	uint64_t errors; /* encodes that the host lost */
 	uint64_t errors_by[FS_N_HOST_ERRORS];

@@ -121,10 +121,12 @@ def check_client(got):
     assert got["sent"] == ok + refused + unavailable + timeout
     assert ok > 100 and refused > 0
     assert all(h["outstanding"] == 0 for h in hosts)
-    assert sum(h["encodes"] for h in hosts) == ok
+    hedged = sum(h["hedged"] for h in hosts)  # some of them were encoded, or lost, by both hosts
+    assert sum(h["hedge_wins"] for h in hosts) <= hedged
+    assert ok <= sum(h["encodes"] for h in hosts) <= ok + hedged
     assert sum(h["errors_by"]["picture"] for h in hosts) == refused
     lost, retried = sum(h["errors"] for h in hosts), sum(h["retries"] for h in hosts)
-    assert 0 <= lost - retried <= unavailable + timeout
+    assert 0 <= lost - retried <= unavailable + timeout + hedged
     assert lost == sum(h["errors_by"][k] for h in hosts for k in ("lost", "encoder", "timeout", "rows"))
 
 
@@ -183,9 +185,6 @@ def test_faults_lose_no_picture_and_mix_none_up(three_hosts, servers, tmp_path, 
     print(faults, ends, got, sep="\n")
     lab.check_log(log)
     assert client.returncode == 0, log.read_text()[-2000:]
-    if hedge:  # a picture that was late counts as an encode of either host when both came
-        got["hosts"][0]["encodes"] -= sum(h["encodes"] for h in got["hosts"]) - got["ok"]
-        assert sum(h["hedge_wins"] for h in got["hosts"]) <= sum(h["hedged"] for h in got["hosts"])
     check_client(got)
     check_server(server, ends)
     for h in three_hosts:  # and the next picture works everywhere

@@ -76,7 +76,7 @@ def test_queue_limit(watchdog):
     c.enc(2, picture())
     c.enc(3, picture())
     kind, code, text = c.answer(3)
-    assert (kind, code) == ("err", fc.ELIMIT) and "2 pictures" in text
+    assert (kind, code) == ("err", fc.EUNAVAILABLE) and "2 pictures" in text
     c.send(fc.CANCEL, 1)
     assert c.answer(2)[0] == "rows"
     c.close()

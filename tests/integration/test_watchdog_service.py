@@ -101,7 +101,7 @@ def test_same_settings_keep_the_encoder(watchdog):
     reload(h, max_queue=1, encode_timeout_s=7)
     c.enc(1, picture("delay=300"))
     c.enc(2, picture())
-    assert c.answer(2)[1] == fc.ELIMIT, "the new limit holds"
+    assert c.answer(2)[1] == fc.EUNAVAILABLE, "the new limit holds"
     assert c.answer(1)[0] == "rows" and h.encoder_pid() == pid
     c.close()
 

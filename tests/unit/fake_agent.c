@@ -114,6 +114,8 @@ static void put_hello(const char *state)
 	if (ready) {
 		snprintf(h.fingerprint, sizeof(h.fingerprint), "%s", knob.fingerprint);
 		snprintf(h.device, sizeof(h.device), "fake");
+		h.vram_free_mb = 3000;
+		h.vram_total_mb = 12000;
 		h.n_embd = knob.hello_embd ? knob.hello_embd : knob.embd;
 	} else if (knob.failed) {
 		snprintf(h.cause, sizeof(h.cause), "%s", knob.failed);

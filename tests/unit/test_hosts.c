@@ -90,6 +90,31 @@ static void a_host_that_comes_up_takes_its_share(void **state)
 	fs_vision_destroy(r.v);
 }
 
+static void hosts_that_are_written_alike_have_names_of_their_own(void **state)
+{
+	struct rig r;
+	char want[80];
+	prepare(&r, "");
+	second(&r, &sshd2, "");
+	r.o.hosts[0].host = r.o.hosts[1].host = "127.0.0.1";
+	r.o.hosts[0].port = sshd.port;
+	r.o.hosts[1].port = sshd2.port;
+	r.o.hosts[2] = r.o.hosts[1];
+	r.o.hosts[2].host = "::1";
+	r.o.hosts[3] = r.o.hosts[4] = r.o.hosts[2];
+	r.o.hosts[3].host = r.o.hosts[4].host = "::2";
+	r.o.n_hosts = 5;
+	start(&r);
+	snprintf(want, sizeof(want), "127.0.0.1:%d", sshd.port);
+	assert_string_equal(status_of(&r, 0).host, want);
+	snprintf(want, sizeof(want), "127.0.0.1:%d", sshd2.port);
+	assert_string_equal(status_of(&r, 1).host, want);
+	assert_string_equal(status_of(&r, 2).host, "::1");
+	assert_string_equal(status_of(&r, 3).host, "::2 #4");
+	assert_string_equal(status_of(&r, 4).host, "::2 #5");
+	fs_vision_destroy(r.v);
+}
+
 /* ---- failures ---- */
 
 static void failing_hosts_are_left_alone_for_longer_each_time(void **state)
@@ -465,6 +490,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(waiting_pictures_move_to_a_free_host),
 	        cmocka_unit_test(a_host_that_comes_up_takes_its_share),
+	        cmocka_unit_test(hosts_that_are_written_alike_have_names_of_their_own),
 	        cmocka_unit_test(failing_hosts_are_left_alone_for_longer_each_time),
 	        cmocka_unit_test(a_host_that_recovers_is_asked_again),
 	        cmocka_unit_test(causes_are_counted),

@@ -19,6 +19,8 @@ static void rows_arrive_as_f32(void **state)
 	assert_int_equal(st.errors, 0);
 	assert_int_equal(st.outstanding, 0);
 	assert_string_equal(st.device, "fake");
+	assert_int_equal(st.vram_free_mb, 3000);
+	assert_int_equal(st.vram_total_mb, 12000);
 	assert_int_equal(st.max_tokens, 1000);
 	fs_vision_destroy(r.v);
 	wait_log(&r, "bye", 1);

@@ -45,14 +45,17 @@ static void replies_are_read(void **state)
 	assert_int_equal(r.kind, FS_REPLY_READY);
 	assert_int_equal(r.ready.n_embd, 2560);
 	assert_string_equal(r.ready.fingerprint, "");
-	assert_int_equal(parse_reply("READY 64 fingerprint=00112233445566778899aabbccddeeff device=cpu "
-	                             "min_tokens=4 max_tokens=1024 new=1\r",
-	                         &r),
+	assert_int_equal(
+	        parse_reply("READY 64 fingerprint=00112233445566778899aabbccddeeff device=cpu "
+	                    "min_tokens=4 max_tokens=1024 vram_free_mb=3000 vram_total_mb=12000 new=1\r",
+	                &r),
 	        FS_OK);
 	assert_string_equal(r.ready.fingerprint, "00112233445566778899aabbccddeeff");
 	assert_string_equal(r.ready.device, "cpu");
 	assert_int_equal(r.ready.min_tokens, 4);
 	assert_int_equal(r.ready.max_tokens, 1024);
+	assert_int_equal(r.ready.vram_free_mb, 3000);
+	assert_int_equal(r.ready.vram_total_mb, 12000);
 	assert_int_equal(parse_reply("OK 12 4 3 17.25", &r), FS_OK);
 	assert_int_equal(r.kind, FS_REPLY_OK);
 	assert_int_equal(r.shape.nx, 4);
@@ -74,9 +77,9 @@ static void wrong_replies_are_refused(void **state)
 {
 	static const char *const wrong[] = {"", " ", "READY", "READY ", "READY 0", "READY -5", "READY 65537",
 	        "READY 12x", "READY 0x10", "READY 99999999999999999999", "READY 64 fingerprint=xyz",
-	        "READY 64 min_tokens=-1", "OK", "OK 0", "OK -1", "OK 65537", "OK 12 4", "OK 12 4 4",
-	        "OK 12 -4 -3", "OK 12 65536 65536", "OK 12 4 3 nan", "OK 12 4 3 1e999", "OK 12 4 3 5s",
-	        "OKAY 12", "ready 12", "READY64", "ERRor", "hello"};
+	        "READY 64 min_tokens=-1", "READY 64 vram_free_mb=-1", "OK", "OK 0", "OK -1", "OK 65537",
+	        "OK 12 4", "OK 12 4 4", "OK 12 -4 -3", "OK 12 65536 65536", "OK 12 4 3 nan",
+	        "OK 12 4 3 1e999", "OK 12 4 3 5s", "OKAY 12", "ready 12", "READY64", "ERRor", "hello"};
 	struct fs_reply r;
 	char line[FS_LINE_MAX + 10];
 
