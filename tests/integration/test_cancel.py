@@ -101,7 +101,10 @@ def test_while_a_picture_is_fetched(slow_host, servers):
 
 def test_while_a_picture_is_encoded(slow_host, servers):
     server = servers(slow_host).wait_for_eyes()
-    leave_in(server, "encode", chat("What is it?", picture("delay=600000")))
+    client = server.send("/v1/chat/completions", chat("What is it?", picture("delay=600000")))
+    lab.wait_for(lambda: lab.count_encodes(slow_host) == 1, "the encode")
+    assert server.phases() == ["encode"]
+    client.close()
     lab.wait_for(lambda: "cancel" in slow_host.encoder_log.read_text(), "the encoder's cancel")
     check_idle(server, "encode")
     lab.wait_for(lambda: spool_is_empty(slow_host), "an empty spool")
@@ -173,7 +176,7 @@ def test_deadlines_end_requests(slow_host, servers):
 def test_shutdown_ends_requests(slow_host, servers):
     server = servers(slow_host, drain_s=0).wait_for_eyes()
     client = server.send("/v1/chat/completions", chat("What is it?", picture("delay=600000")))
-    lab.wait_for(lambda: server.phases() == ["encode"], "the encode")
+    lab.wait_for(lambda: lab.count_encodes(slow_host) == 1, "the encode")
     server.stop()
     answer = client.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 503") and b"shutting_down" in answer

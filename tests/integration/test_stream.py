@@ -120,6 +120,8 @@ def test_delete_ends_the_work(host, servers, tmp_path, phase):
         request = {"messages": [lab.user(QUESTION, lab.png_with(PICTURE, "delay=600000"))], "stream": True}
     client = start(server, "d", request)
     lab.wait_for(lambda: phase in server.phases(), phase)
+    if phase == "encode":
+        lab.wait_for(lambda: lab.count_encodes(host) == 1, "the encode at the encoder")
     reader = server.send_raw("GET", "/v1/stream/d?from=0")
     status, _, nothing = server.raw("DELETE", "/v1/stream/d")
     assert (status, nothing) == (204, b"")
