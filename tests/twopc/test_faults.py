@@ -9,7 +9,7 @@ import pytest
 
 import lab
 import pcs
-from pair import picture, same
+from pair import picture
 from pcs import wait_for
 
 PATIENT = {"probe_fails": 600}  # such a host keeps its encoder through all that a test does to the network
@@ -18,12 +18,9 @@ NOTICED_S = 12  # dead_after_s is 3
 PROMISED_S = 20  # silence_s is 3, then two probes a second apart of a second each: 7
 
 
-@pytest.mark.parametrize("words", ["", "rows=24x24", "rows=32x32"])
-def test_the_comparison_can_fail(truth, words):
+def test_the_comparison_can_fail(truth):
     """Pictures that differ in one digit of their last bytes."""
-    url = picture(words)
-    assert same(truth.of(url), truth.of(url))
-    assert not any(same(truth.of(url), truth.of(picture(words))) for _ in range(5))
+    assert len({truth.of(picture(words)) for words in ("", "", "rows=16x16", "rows=32x32", "rows=32x32")}) == 5
 
 
 # ---- the network ----
