@@ -120,7 +120,7 @@ int host_call(struct host *h, const struct host_call *c, int *status, struct fs_
 bool host_value(const struct fs_buf *text, const char *name, char *out, size_t cap)
 {
 	size_t want = strlen(name);
-	const char *s = (const char *)text->data, *end = s + text->len;
+	const char *s = text->data ? (const char *)text->data : "", *end = s + text->len;
 	*out = '\0';
 	while (s < end) {
 		const char *nl = memchr(s, '\n', (size_t)(end - s));
