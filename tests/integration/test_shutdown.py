@@ -12,7 +12,8 @@ import pytest
 import lab
 
 CHAT = "/v1/chat/completions"
-LONG = {"messages": [lab.user("Hello!")], "max_tokens": 1_000_000, "ignore_eos": True}
+CONTEXT = 131072  # tokens, which no machine makes in less than many seconds
+LONG = {"messages": [lab.user("Hello!")], "max_tokens": CONTEXT, "ignore_eos": True}
 
 
 def read_until(client, mark):
@@ -50,8 +51,8 @@ def is_gone(pid):
 
 
 def test_running_answers_end_after_the_first_signal(servers):
-    server = servers(drain_s=60)
-    request = {**LONG, "max_tokens": 400}
+    server = servers(drain_s=60, context=CONTEXT)
+    request = {**LONG, "max_tokens": 4000}
     streaming = server.send(CHAT, {**request, "stream": True})
     first = read_until(streaming, b"data: ")
     whole = server.send(CHAT, {**request, "max_tokens": 20})
@@ -71,7 +72,7 @@ def test_running_answers_end_after_the_first_signal(servers):
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_ends_them_at_once(servers, sig):
-    server = servers(drain_s=3600)
+    server = servers(drain_s=3600, context=CONTEXT)
     streaming = server.send(CHAT, {**LONG, "stream": True})
     read_until(streaming, b"data: ")
     whole = server.send(CHAT, LONG)
@@ -89,7 +90,7 @@ def test_the_second_signal_ends_them_at_once(servers, sig):
 
 
 def test_the_time_of_running_answers_is_limited(servers):
-    server = servers(drain_s=1)
+    server = servers(drain_s=1, context=CONTEXT)
     streaming = server.send(CHAT, {**LONG, "stream": True})
     read_until(streaming, b"data: ")
     server.process.terminate()
@@ -98,7 +99,7 @@ def test_the_time_of_running_answers_is_limited(servers):
 
 
 def test_a_client_that_does_not_read_can_not_hold_it(servers):
-    server = servers(drain_s=3600)
+    server = servers(drain_s=3600, context=CONTEXT)
     deaf = server.send_raw("POST", CHAT, json.dumps({**LONG, "stream": True}).encode(), receive_buffer=4096)
     lab.wait_for(lambda: "decode" in server.phases(), "a running answer")
     time.sleep(.5)  # so that something waits for it
@@ -110,7 +111,7 @@ def test_a_client_that_does_not_read_can_not_hold_it(servers):
 
 
 def test_requests_that_are_still_arriving_are_told(servers):
-    server = servers(drain_s=3600)
+    server = servers(drain_s=3600, context=CONTEXT)
     streaming = server.send(CHAT, {**LONG, "stream": True})
     read_until(streaming, b"data: ")
     late = socket.create_connection(server.address())

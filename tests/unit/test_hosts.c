@@ -431,6 +431,15 @@ static void bad_wake_up_addresses_are_refused(void **state)
 	assert_non_null(strstr(e.text, "is no MAC address"));
 }
 
+/* When the host came up; waits until it is. */
+static int64_t up_since(const struct rig *r)
+{
+	struct fs_host_status st[FS_VISION_MAX_HOSTS];
+	wait_state(r, 0, FS_HOST_UP);
+	fs_vision_status(r->v, st, FS_VISION_MAX_HOSTS);
+	return st[0].since;
+}
+
 static void an_alias_that_moves_is_followed(void **state)
 {
 	struct rig r;
@@ -457,10 +466,13 @@ static void an_alias_that_moves_is_followed(void **state)
 			r.o.hosts[0].known_hosts = known;
 			r.o.hosts[0].config_file = path;
 			start(&r);
+			wait_state(&r, 0, FS_HOST_UP);
 		} else {
+			int64_t before = up_since(&r);
 			test_sshd_stop(&sshd);
+			while (up_since(&r) == before) /* the loss has been seen, and it is up again */
+				poll(NULL, 0, 2);
 		}
-		wait_state(&r, 0, FS_HOST_UP);
 		good_encode(&r, 10, 1);
 	}
 	assert_true(test_sshd_signal_sessions(&sshd2, SIGKILL) > 0); /* that is where it went */
