@@ -36,6 +36,8 @@ def stopped_accepting(server):
         return False
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # just while it closed
+        return False
 
 
 def children(pid):
