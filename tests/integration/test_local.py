@@ -226,8 +226,8 @@ def test_one_encode_for_all_who_ask(servers, fake):
     for c in clients:
         c.close()
     assert len(fake.events("enc ")) == 1
-    clients = [server.send("/v1/chat/completions", {"messages": [user("x", picture("delay=500 b"))]}) for _ in range(3)]
-    wait_for(lambda: len(fake.events("enc ")) == 2, "the encode")
+    clients = [server.send("/v1/chat/completions", {"messages": [user("x", picture("delay=2000 b"))]}) for _ in range(3)]
+    wait_for(lambda: len(fake.events("enc ")) == 2 and server.phases() == ["encode"] * 3, "the encode, awaited by all")
     clients[0].close()
     assert [lab.read_answer(c)[0] for c in clients[1:]] == [200] * 2
     assert not fake.events("cancel") and len(fake.events("enc ")) == 2
