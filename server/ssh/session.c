@@ -499,11 +499,6 @@ ssize_t fs_ssh_write(struct fs_ssh *s, const void *buf, size_t n, struct fs_errb
 	return fs_fail(e, FS_EUNAVAILABLE, "the connection to %s broke: %s", s->label, last_error(s));
 }
 
-bool fs_ssh_write_pending(const struct fs_ssh *s)
-{
-	return s->write_owes;
-}
-
 size_t fs_ssh_unsent(const struct fs_ssh *s)
 {
 	int n = 0;
