@@ -65,6 +65,16 @@ int fs_dev_threads(const struct fs_dev *d)
 	return d->threads;
 }
 
+bool fs_dev_memory(struct fs_dev *d, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+	return d->ops->memory && d->ops->memory(d, free_bytes, total_bytes);
+}
+
+bool fs_dev_lost(const struct fs_dev *d)
+{
+	return d->lost;
+}
+
 int fs_dev_sync(struct fs_dev *d, struct fs_errbuf *e)
 {
 	int err;
@@ -107,6 +117,25 @@ void fs_dev_copy(struct fs_dev *d, void *dst, const void *src, size_t bytes)
 		d->ops->copy(d, dst, src, bytes);
 }
 
+/* ---- steps that repeat ---- */
+
+bool fs_dev_replay(struct fs_dev *d, uint64_t key)
+{
+	return !d->err && d->ops->replay && d->ops->replay(d, key);
+}
+
+void fs_dev_recorded(struct fs_dev *d)
+{
+	if (d->ops->recorded)
+		d->ops->recorded(d);
+}
+
+void fs_dev_forget(struct fs_dev *d)
+{
+	if (d->ops->forget)
+		d->ops->forget(d);
+}
+
 /* ---- weights ---- */
 
 /* Elements of a tensor as [out][in]: ne[0] is the row, the rest are rows. */
@@ -131,6 +160,11 @@ static int check_shape(const struct fs_gguf_tensor *t, int64_t *in, int64_t *out
 	*in = t->ne[0];
 	*out = (int64_t)rows;
 	return FS_OK;
+}
+
+uint64_t fs_weight_bytes(const struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed)
+{
+	return d->ops->weight_bytes ? d->ops->weight_bytes(d, t, expect_packed) : 0;
 }
 
 int fs_weight_load(struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed, struct fs_weight *w,
@@ -225,11 +259,11 @@ void fs_op_rope(struct fs_dev *d, const struct fs_rope *r, const float *cs, floa
 		d->ops->rope(d, r, cs, x, stride, n, heads, head_dim);
 }
 
-void fs_op_kv_store(struct fs_dev *d, uint16_t *dst, int64_t at, const float *src, int64_t src_stride,
-        int64_t n, int64_t width)
+void fs_op_kv_store(struct fs_dev *d, const struct fs_kv_store *k)
 {
-	if (!d->err && n > 0)
-		d->ops->kv_store(d, dst, at, src, src_stride, n, width);
+	FS_ASSERT(k->type == FS_F16 || k->type == FS_F32);
+	if (!d->err && k->n > 0)
+		d->ops->kv_store(d, k);
 }
 
 void fs_op_attention(struct fs_dev *d, const struct fs_attn *a)
@@ -237,6 +271,7 @@ void fs_op_attention(struct fs_dev *d, const struct fs_attn *a)
 	FS_ASSERT(a->head_dim >= 4 && a->head_dim <= 256 && a->head_dim % 4 == 0);
 	FS_ASSERT(a->kv_heads > 0 && a->heads > 0 && a->heads % a->kv_heads == 0);
 	FS_ASSERT(a->kv_type == FS_F16 || a->kv_type == FS_F32);
+	FS_ASSERT(!a->past || (a->causal && a->n_kv <= a->n_kv_max));
 	FS_ASSERT(a->n_kv >= 0 && (!a->causal || (a->q_first >= 0 && a->q_first + a->n_q <= a->n_kv)));
 	if (!d->err && a->n_q > 0)
 		d->ops->attention(d, a);

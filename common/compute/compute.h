@@ -35,6 +35,12 @@ const char *fs_dev_name(const struct fs_dev *d); /* "cpu" | "cuda:0" */
 const char *fs_dev_describe(const struct fs_dev *d);
 bool fs_dev_is_gpu(const struct fs_dev *d);
 int fs_dev_threads(const struct fs_dev *d);
+/* Bytes of the device's memory that are free and that it has; false on the CPU, where they are not asked for.
+ */
+bool fs_dev_memory(struct fs_dev *d, uint64_t *free_bytes, uint64_t *total_bytes);
+/* After an error that the device does not recover from (an illegal access, a card that fell off the bus):
+ * every further operation fails, and the only thing left is to free what was allocated and close it. */
+bool fs_dev_lost(const struct fs_dev *d);
 /* Waits for all queued work; the sticky error, if any (and clears it). */
 int fs_dev_sync(struct fs_dev *d, struct fs_errbuf *e);
 
@@ -49,6 +55,22 @@ int fs_dev_download(
 void fs_dev_copy(
         struct fs_dev *d, void *dst, const void *src, size_t bytes); /* [dev] to [dev], not overlapping */
 
+/* ---- steps that repeat ----
+ * A decode step queues the same operations token after token; what changes lies in device memory (ids,
+ *positions, `past`). A device that can (CUDA graphs) records them once and queues them again by one call;
+ *others just run them:
+ *
+ *	if (!fs_dev_replay(d, key)) {
+ *		... operations ...
+ *		fs_dev_recorded(d);
+ *	}
+ *
+ * Between the two there is no allocation, upload, download or sync, and every pointer used stays valid until
+ * fs_dev_forget or the device's end. key: the caller's name for a step of these very operations and sizes. */
+bool fs_dev_replay(struct fs_dev *d, uint64_t key); /* true: it had been recorded and is queued */
+void fs_dev_recorded(struct fs_dev *d);
+void fs_dev_forget(struct fs_dev *d); /* all recordings; before memory that they use is freed */
+
 /* ---- weights ---- */
 struct fs_weight { /* a linear layer or embedding table, W[out][in] */
 	enum fs_dtype type;
@@ -59,6 +81,8 @@ struct fs_weight { /* a linear layer or embedding table, W[out][in] */
 };
 /* expect_packed: this weight will be used with many rows at once (a vision tower), so the back end may keep a
  * second, packed form. name and expected shape are checked by fs_gguf_need beforehand. */
+/* Device memory that loading it will take; 0 where weights are used from the file's own pages. */
+uint64_t fs_weight_bytes(const struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed);
 int fs_weight_load(struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed, struct fs_weight *w,
         struct fs_errbuf *e);
 void fs_weight_finish(struct fs_dev *d, struct fs_weight *w);
@@ -100,9 +124,17 @@ void fs_op_rope_angles(struct fs_dev *d, const struct fs_rope *r, const int32_t 
 void fs_op_rope(struct fs_dev *d, const struct fs_rope *r, const float *cs, float *x, int64_t stride,
         int64_t n, int heads, int head_dim);
 
-/* KV cache rows: dst[(at + i)][width] (f16) = src[i][width] (f32, rows src_stride apart). */
-void fs_op_kv_store(struct fs_dev *d, uint16_t *dst, int64_t at, const float *src, int64_t src_stride,
-        int64_t n, int64_t width);
+/* KV cache rows: dst[at + *past + i][width] = src[i][width], rows of src src_stride apart. */
+struct fs_kv_store {
+	void *dst;          /* [n_cells][width] */
+	enum fs_dtype type; /* of dst: FS_F16 or FS_F32 */
+	int64_t at;
+	const int32_t *past; /* [dev] or NULL for 0 */
+	const float *src;
+	int64_t src_stride;
+	int64_t n, width;
+};
+void fs_op_kv_store(struct fs_dev *d, const struct fs_kv_store *k);
 
 /* softmax(q·kᵀ·scale)·v in f32 accumulation, never holding n_q x n_kv scores. Grouped heads: query head h
  * uses kv head h / (heads / kv_heads). */
@@ -119,6 +151,10 @@ struct fs_attn {
 	float scale;
 	bool causal;     /* query i sees keys 0 .. q_first + i */
 	int64_t q_first; /* causal only; q_first + n_q <= n_kv */
+	/* Causal only, or NULL: [dev] *past is added to n_kv and q_first when the operation runs, so that it
+	 * can be part of a recording. n_kv + *past <= n_kv_max, the cells that k and v hold at least. */
+	const int32_t *past;
+	int64_t n_kv_max;
 };
 void fs_op_attention(struct fs_dev *d, const struct fs_attn *a);
 

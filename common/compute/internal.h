@@ -31,13 +31,18 @@ struct fs_dev_ops {
 	        struct fs_dev *d, const struct fs_rope *r, const int32_t *pos, float *cs, int64_t n);
 	void (*rope)(struct fs_dev *d, const struct fs_rope *r, const float *cs, float *x, int64_t stride,
 	        int64_t n, int heads, int head_dim);
-	void (*kv_store)(struct fs_dev *d, uint16_t *dst, int64_t at, const float *src, int64_t src_stride,
-	        int64_t n, int64_t width);
+	void (*kv_store)(struct fs_dev *d, const struct fs_kv_store *k);
 	void (*attention)(struct fs_dev *d, const struct fs_attn *a);
 	void (*act)(struct fs_dev *d, enum fs_act act, float *x, int64_t n);
 	void (*gate)(
 	        struct fs_dev *d, enum fs_act act, const float *gate, const float *up, float *y, int64_t n);
 	void (*add)(struct fs_dev *d, float *y, const float *x, int64_t n);
+	/* NULL where the device has no such thing: */
+	bool (*replay)(struct fs_dev *d, uint64_t key);
+	void (*recorded)(struct fs_dev *d);
+	void (*forget)(struct fs_dev *d);
+	bool (*memory)(struct fs_dev *d, uint64_t *free_bytes, uint64_t *total_bytes);
+	uint64_t (*weight_bytes)(const struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed);
 };
 
 /* First member of every back end's own device struct. */
@@ -48,6 +53,7 @@ struct fs_dev {
 	enum fs_precision precision;
 	int threads;
 	bool is_gpu;
+	bool lost; /* for good */
 	char name[16];
 	char describe[96];
 };

@@ -38,6 +38,10 @@ static int alloc_index(struct fs_graph *g, struct fs_errbuf *e)
 	if (err != FS_OK)
 		return err;
 	g->pos = p;
+	err = fs_dev_alloc(g->dev, sizeof(*g->past), &p, e);
+	if (err != FS_OK)
+		return err;
+	g->past = p;
 	g->host_ids = calloc(rows, sizeof(int32_t));
 	g->host_pos = calloc(rows * axes, sizeof(int32_t));
 	if (g->host_ids == NULL || g->host_pos == NULL)
@@ -85,9 +89,11 @@ int fs_graph_init(struct fs_graph *g, const struct fs_model *m, struct fs_kv *kv
 
 void fs_graph_finish(struct fs_graph *g)
 {
-	void *const all[] = {
-	        g->x, g->h, g->q, g->att, g->k, g->v, g->gate, g->up, g->cs, g->logits, g->ids, g->pos};
+	void *const all[] = {g->x, g->h, g->q, g->att, g->k, g->v, g->gate, g->up, g->cs, g->logits, g->ids,
+	        g->pos, g->past};
 
+	if (g->dev != NULL)
+		fs_dev_forget(g->dev);
 	for (size_t i = 0; i < FS_ARRAY_LEN(all); i++)
 		if (all[i] != NULL)
 			fs_dev_free(g->dev, all[i]);
@@ -96,25 +102,34 @@ void fs_graph_finish(struct fs_graph *g)
 	memset(g, 0, sizeof(*g));
 }
 
-/* K and V of the batch to cells at .. at + n of layer il. */
-static void store_kv(struct fs_graph *g, int il, int32_t at, int32_t n)
-{
-	struct fs_kv *kv = g->kv;
-	int64_t w = kv->width;
+/* Where a batch begins in the cache. */
+struct place {
+	int32_t at;          /* cells before it, */
+	const int32_t *past; /* or [dev] the same number, at being 0: the step can then be recorded */
+	int32_t max;         /* cells that there may be, the batch included */
+};
 
-	if (kv->type == FS_F32) {
-		size_t bytes = (size_t)n * (size_t)w * sizeof(float);
-		fs_dev_copy(g->dev, (float *)kv->k[il] + at * w, g->k, bytes);
-		fs_dev_copy(g->dev, (float *)kv->v[il] + at * w, g->v, bytes);
-		return;
-	}
-	fs_op_kv_store(g->dev, kv->k[il], at, g->k, w, n, w);
-	fs_op_kv_store(g->dev, kv->v[il], at, g->v, w, n, w);
+/* K and V of the batch into its cells of layer il. */
+static void store_kv(struct fs_graph *g, int il, const struct place *p, int32_t n)
+{
+	const struct fs_kv *kv = g->kv;
+	struct fs_kv_store s = {.dst = kv->k[il],
+	        .type = kv->type,
+	        .at = p->at,
+	        .past = p->past,
+	        .src = g->k,
+	        .src_stride = kv->width,
+	        .n = n,
+	        .width = kv->width};
+
+	fs_op_kv_store(g->dev, &s);
+	s.dst = kv->v[il];
+	s.src = g->v;
+	fs_op_kv_store(g->dev, &s);
 }
 
-/* x += o(attention(rope(qkv(norm(x))))); from row `from` of the batch on, K and V of all n rows. at: cells
- * before the batch. */
-static void attention_block(struct fs_graph *g, int il, int32_t at, int32_t n, int32_t from)
+/* x += o(attention(rope(qkv(norm(x))))); from row `from` of the batch on, K and V of all n rows. */
+static void attention_block(struct fs_graph *g, int il, const struct place *p, int32_t n, int32_t from)
 {
 	const struct fs_hparams *hp = &g->m->hp;
 	const struct fs_rope *rope = &g->m->rope;
@@ -130,7 +145,7 @@ static void attention_block(struct fs_graph *g, int il, int32_t at, int32_t n, i
 	if (y->k_norm != NULL)
 		fs_op_rms_norm(d, g->k, y->k_norm, g->k, (int64_t)n * hp->kv_heads, hd, hp->rms_eps);
 	fs_op_rope(d, rope, g->cs, g->k, g->kv->width, n, hp->kv_heads, hp->head_dim);
-	store_kv(g, il, at, n);
+	store_kv(g, il, p, n);
 	if (m == 0)
 		return;
 	fs_op_matmul(d, &y->q, y->q_bias, g->h + from * E, g->q, m, false);
@@ -146,13 +161,15 @@ static void attention_block(struct fs_graph *g, int il, int32_t at, int32_t n, i
 	        .out = g->att,
 	        .out_stride = Q,
 	        .n_q = m,
-	        .n_kv = at + n,
+	        .n_kv = p->at + n,
 	        .heads = hp->heads,
 	        .kv_heads = hp->kv_heads,
 	        .head_dim = hp->head_dim,
 	        .scale = hp->attn_scale,
 	        .causal = true,
-	        .q_first = at + from};
+	        .q_first = p->at + from,
+	        .past = p->past,
+	        .n_kv_max = p->max};
 	fs_op_attention(d, &a);
 	fs_op_matmul(d, &y->o, y->o_bias, g->att, x, m, true);
 }
@@ -180,23 +197,35 @@ static void ffn_block(struct fs_graph *g, int il, int32_t n, int32_t from, struc
 	fs_op_matmul(d, &y->down, y->down_bias, g->gate, x, m, true);
 }
 
-/* x and the position planes are filled. Leaves the outputs in x[keep .. n). */
-static int run_layers(struct fs_graph *g, int32_t at, int32_t n, int32_t keep, struct fs_cancel *cancel,
-        struct fs_errbuf *e)
+/* x and the position planes are filled. Leaves the outputs in x[keep .. n); false: the token fired. It stays
+ * fired, so blocks that left early end up here. */
+static bool queue_layers(
+        struct fs_graph *g, const struct place *p, int32_t n, int32_t keep, struct fs_cancel *cancel)
 {
 	const struct fs_model *m = g->m;
 
-	fs_dev_upload(g->dev, g->pos, g->host_pos, (size_t)n * (size_t)m->rope.n_axes * sizeof(int32_t));
 	fs_op_rope_angles(g->dev, &m->rope, g->pos, g->cs, n);
 	for (int il = 0; il < m->hp.n_layer; il++) {
 		int32_t from = il == m->hp.n_layer - 1 ? keep : 0;
-		attention_block(g, il, at, n, from);
+		attention_block(g, il, p, n, from);
 		ffn_block(g, il, n, from, cancel);
-		if (fs_cancelled(cancel)) { /* a token that fired stays fired: blocks that left early end up
-			                       here */
-			fs_dev_sync(g->dev, NULL);
-			return FS_ECANCELLED;
-		}
+		if (fs_cancelled(cancel))
+			return false;
+	}
+	return true;
+}
+
+static void upload_pos(struct fs_graph *g, int32_t n)
+{
+	fs_dev_upload(g->dev, g->pos, g->host_pos, (size_t)n * (size_t)g->m->rope.n_axes * sizeof(int32_t));
+}
+
+/* Waits for what was queued; whole: the token did not fire on the way. */
+static int end_pass(struct fs_graph *g, int32_t n, int32_t keep, bool whole, struct fs_errbuf *e)
+{
+	if (!whole) {
+		fs_dev_sync(g->dev, NULL);
+		return FS_ECANCELLED;
 	}
 	g->n = n;
 	g->keep = keep;
@@ -234,6 +263,7 @@ static void embed_prompt(struct fs_graph *g, const struct fs_prompt *p, int32_t 
 int fs_graph_prompt(struct fs_graph *g, const struct fs_prompt *p, int32_t first, int32_t n, int32_t keep,
         struct fs_cancel *cancel, struct fs_errbuf *e)
 {
+	const struct place place = {.at = first, .max = g->kv->n_ctx};
 	int err;
 
 	FS_ASSERT(n >= 1 && n <= g->max_rows && first == g->kv->used && n <= p->n - first &&
@@ -242,23 +272,38 @@ int fs_graph_prompt(struct fs_graph *g, const struct fs_prompt *p, int32_t first
 	for (int32_t i = 0; i < n; i++)
 		set_pos(g, n, i, p->pos[first + i]);
 	embed_prompt(g, p, first, n);
-	err = run_layers(g, first, n, keep, cancel, e);
+	upload_pos(g, n);
+	err = end_pass(g, n, keep, queue_layers(g, &place, n, keep, cancel), e);
 	if (err == FS_OK)
 		fs_kv_commit(g->kv, p, first, n);
 	return err;
 }
 
+/* A recording serves all places up to the next multiple of this. */
+#define STEP_CELLS 256
+
 int fs_graph_token(struct fs_graph *g, int32_t id, int32_t pos, struct fs_cancel *cancel, struct fs_errbuf *e)
 {
-	const int32_t planes[3] = {pos, pos, pos};
+	const int32_t planes[3] = {pos, pos, pos}, used = g->kv->used;
+	const struct place place = {
+	        .past = g->past, .max = FS_MIN((used / STEP_CELLS + 1) * STEP_CELLS, g->kv->n_ctx)};
+	bool whole = true;
 	int err;
 
 	FS_ASSERT(id >= 0 && id < g->m->hp.n_vocab && g->kv->used < g->kv->n_ctx);
 	set_pos(g, 1, 0, planes);
 	g->host_ids[0] = id;
 	fs_dev_upload(g->dev, g->ids, g->host_ids, sizeof(int32_t));
-	fs_op_embed(g->dev, &g->m->tok_embd, g->ids, g->x, 1);
-	err = run_layers(g, g->kv->used, 1, 0, cancel, e);
+	fs_dev_upload(g->dev, g->past, &used, sizeof(used));
+	upload_pos(g, 1);
+	if (!fs_dev_replay(g->dev, (uint64_t)place.max)) {
+		fs_op_embed(g->dev, &g->m->tok_embd, g->ids, g->x, 1);
+		whole = queue_layers(g, &place, 1, 0, cancel);
+		fs_dev_recorded(g->dev);
+		if (!whole)
+			fs_dev_forget(g->dev); /* half a step */
+	}
+	err = end_pass(g, 1, 0, whole, e);
 	if (err == FS_OK)
 		fs_kv_commit_token(g->kv, id);
 	return err;

@@ -20,6 +20,7 @@ struct fs_graph {
 	float *gate, *up;   /* [max_rows][n_ff] */
 	float *cs;          /* [max_rows][n_pairs][2] */
 	int32_t *ids, *pos; /* [max_rows], [n_axes][max_rows] (planes of the batch's n) */
+	int32_t *past;      /* [1] cells before the batch, for steps that are recorded */
 	float *logits;      /* [max_logits][n_vocab] */
 	int32_t max_logits;
 	int32_t *host_ids, *host_pos; /* staging, same shapes */

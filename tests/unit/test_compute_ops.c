@@ -401,7 +401,13 @@ static void kv_store(struct fs_dev *d)
 	for (int e = 0; e < 18; e++)
 		src[1][e] = (float)e;
 	memset(dst, 0xff, sizeof(dst));
-	fs_op_kv_store(d, dst, 1, &src[0][0], 19, 2, 18);
+	fs_op_kv_store(d, &(struct fs_kv_store){.dst = dst,
+	                          .type = FS_F16,
+	                          .at = 1,
+	                          .src = &src[0][0],
+	                          .src_stride = 19,
+	                          .n = 2,
+	                          .width = 18});
 	assert_memory_equal(dst + 18, want, sizeof(want));
 	for (int e = 0; e < 18; e++) {
 		assert_int_equal(dst[e], 0xffff);
@@ -413,6 +419,71 @@ static void kv_store(struct fs_dev *d)
 static void test_kv_store(void **state)
 {
 	for_levels(kv_store);
+}
+
+/* A place taken from device memory is the same place. */
+static void placed(struct fs_dev *d)
+{
+	enum { PAST = 37, N = 3, WIDTH = 2 * 20, HEADS = 4, CELLS = 64 };
+	static const enum fs_dtype types[] = {FS_F16, FS_F32};
+	float *src = randoms(CELLS * WIDTH), *q = randoms(N * HEADS * 20), want[N * HEADS * 20],
+	      got[N * HEADS * 20];
+	const int32_t past = PAST;
+
+	for (size_t t = 0; t < FS_ARRAY_LEN(types); t++) {
+		void *a = need(CELLS * WIDTH * sizeof(float)), *b = need(CELLS * WIDTH * sizeof(float));
+		struct fs_kv_store s = {.dst = a,
+		        .type = types[t],
+		        .src = src,
+		        .src_stride = WIDTH,
+		        .n = PAST + N,
+		        .width = WIDTH};
+		struct fs_attn x = {.q = q,
+		        .q_stride = HEADS * 20,
+		        .k = a,
+		        .v = a,
+		        .kv_stride = WIDTH,
+		        .kv_type = types[t],
+		        .out = want,
+		        .out_stride = HEADS * 20,
+		        .n_q = N,
+		        .n_kv = PAST + N,
+		        .heads = HEADS,
+		        .kv_heads = 2,
+		        .head_dim = 20,
+		        .scale = 0.3f,
+		        .causal = true,
+		        .q_first = PAST};
+
+		memset(a, 0, CELLS * WIDTH * sizeof(float));
+		memset(b, 0, CELLS * WIDTH * sizeof(float));
+		fs_op_kv_store(d, &s);
+		fs_op_attention(d, &x);
+		s.dst = b;
+		s.n = PAST;
+		fs_op_kv_store(d, &s);
+		s.src += PAST * WIDTH;
+		s.n = N;
+		s.past = &past;
+		fs_op_kv_store(d, &s);
+		assert_memory_equal(a, b, CELLS * WIDTH * sizeof(float));
+		x.out = got;
+		x.n_kv = N;
+		x.q_first = 0;
+		x.past = &past;
+		x.n_kv_max = CELLS;
+		fs_op_attention(d, &x);
+		assert_memory_equal(want, got, sizeof(want));
+		free(a);
+		free(b);
+	}
+	free(src);
+	free(q);
+}
+
+static void test_placed(void **state)
+{
+	for_levels(placed);
 }
 
 /* ---- the device ---- */
@@ -556,6 +627,7 @@ int main(void)
 	        cmocka_unit_test(test_attention),
 	        cmocka_unit_test(test_attention_extremes),
 	        cmocka_unit_test(test_kv_store),
+	        cmocka_unit_test(test_placed),
 	        cmocka_unit_test(test_open),
 	        cmocka_unit_test(test_weight_checks),
 	        cmocka_unit_test(test_vector_load),

@@ -56,8 +56,7 @@ void fs_cpu_layer_norm(struct fs_dev *d, const float *x, const float *w, const f
 void fs_cpu_rope_angles(struct fs_dev *d, const struct fs_rope *r, const int32_t *pos, float *cs, int64_t n);
 void fs_cpu_rope(struct fs_dev *d, const struct fs_rope *r, const float *cs, float *x, int64_t stride,
         int64_t n, int heads, int head_dim);
-void fs_cpu_kv_store(struct fs_dev *d, uint16_t *dst, int64_t at, const float *src, int64_t src_stride,
-        int64_t n, int64_t width);
+void fs_cpu_kv_store(struct fs_dev *d, const struct fs_kv_store *s);
 void fs_cpu_attention(struct fs_dev *d, const struct fs_attn *a);
 void fs_cpu_act(struct fs_dev *d, enum fs_act act, float *x, int64_t n);
 void fs_cpu_gate(struct fs_dev *d, enum fs_act act, const float *gate, const float *up, float *y, int64_t n);

@@ -5,6 +5,7 @@
 #include "common/compute/cpu/cpu.h"
 
 #include <math.h>
+#include <string.h>
 
 /* Elements of an element-wise operation that one task takes; about 10 us of work, and 128 KiB of two arrays.
  */
@@ -132,13 +133,19 @@ void fs_cpu_rope(struct fs_dev *d, const struct fs_rope *r, const float *cs, flo
 	share(d, n, j.grain, rope_task, &j);
 }
 
-void fs_cpu_kv_store(struct fs_dev *d, uint16_t *dst, int64_t at, const float *src, int64_t src_stride,
-        int64_t n, int64_t width)
+void fs_cpu_kv_store(struct fs_dev *d, const struct fs_kv_store *s)
 {
 	const struct fs_kernels *k = ((struct fs_cpu *)d)->k;
+	int64_t at = s->at + (s->past ? *s->past : 0);
 
-	for (int64_t i = 0; i < n; i++)
-		k->to_f16(src + i * src_stride, dst + (at + i) * width, width);
+	for (int64_t i = 0; i < s->n; i++) {
+		const float *src = s->src + i * s->src_stride;
+
+		if (s->type == FS_F32)
+			memcpy((float *)s->dst + (at + i) * s->width, src, (size_t)s->width * sizeof(*src));
+		else
+			k->to_f16(src, (uint16_t *)s->dst + (at + i) * s->width, s->width);
+	}
 }
 
 struct attn_job {
@@ -170,9 +177,12 @@ void fs_cpu_attention(struct fs_dev *d, const struct fs_attn *a)
 {
 	struct fs_cpu *c = (struct fs_cpu *)d;
 	int group = a->heads / a->kv_heads;
-	struct attn_job j = {.k = c->k, .a = a, .heads = FS_MIN(group, FS_ATTN_ROWS)};
+	struct fs_attn placed = *a;
+	struct attn_job j = {.k = c->k, .a = &placed, .heads = FS_MIN(group, FS_ATTN_ROWS)};
 	int64_t chunks = (group + j.heads - 1) / j.heads;
 
+	placed.n_kv += a->past ? *a->past : 0;
+	placed.q_first += a->past ? *a->past : 0;
 	j.scratch_bytes = (fs_attn_scratch_bytes(a->head_dim) + 63) & ~(size_t)63;
 	j.scratch = fs_scratch_get(c, &c->worker, (size_t)d->threads, j.scratch_bytes);
 	if (!j.scratch)
