@@ -75,6 +75,14 @@ bool fs_dev_lost(const struct fs_dev *d)
 	return d->lost;
 }
 
+void fs_dev_pace(struct fs_dev *d)
+{
+	if (d->ops->pace)
+		d->ops->pace(d);
+	else if (d->is_gpu)
+		d->ops->wait(d);
+}
+
 int fs_dev_sync(struct fs_dev *d, struct fs_errbuf *e)
 {
 	int err;

@@ -41,6 +41,10 @@ bool fs_dev_memory(struct fs_dev *d, uint64_t *free_bytes, uint64_t *total_bytes
 /* After an error that the device does not recover from (an illegal access, a card that fell off the bus):
  * every further operation fails, and the only thing left is to free what was allocated and close it. */
 bool fs_dev_lost(const struct fs_dev *d);
+/* Between layers, so that a cancel token is looked at while the work is done and not long before: waits until
+ * what was queued before the last call is done. So the device never runs dry, and never has more than two
+ * layers before it. Not within a step that is recorded. */
+void fs_dev_pace(struct fs_dev *d);
 /* Waits for all queued work; the sticky error, if any (and clears it). */
 int fs_dev_sync(struct fs_dev *d, struct fs_errbuf *e);
 
@@ -54,6 +58,20 @@ int fs_dev_download(
         struct fs_dev *d, void *dst, const void *src, size_t bytes, struct fs_errbuf *e); /* waits */
 void fs_dev_copy(
         struct fs_dev *d, void *dst, const void *src, size_t bytes); /* [dev] to [dev], not overlapping */
+
+/* What a program is going to take of a device's memory, in bytes. */
+struct fs_dev_need {
+	uint64_t weights, cache; /* cache: KV cache; 0 = none */
+	uint64_t work;           /* scratch, the caller's and fs_dev_scratch */
+};
+/* To be called before anything is allocated. On a GPU one log line tells the need and what is free; when that
+ * is too little, FS_ENOMEM with the same numbers and `advice`, what the user can do. FS_OK on the CPU. */
+int fs_dev_fit(struct fs_dev *d, const struct fs_dev_need *n, const char *advice, struct fs_errbuf *e);
+/* Bytes that an allocation of so many takes. */
+uint64_t fs_dev_rounded(uint64_t bytes);
+/* Bytes that the device itself takes at most for products of `rows` rows of up to `widest` elements and for
+ * attention over n_kv keys of `kv_width` floats (0: they are stored in half precision); 0 on the CPU. */
+uint64_t fs_dev_scratch(const struct fs_dev *d, int64_t rows, int64_t widest, int64_t n_kv, int64_t kv_width);
 
 /* ---- steps that repeat ----
  * A decode step queues the same operations token after token; what changes lies in device memory (ids,
@@ -86,6 +104,8 @@ uint64_t fs_weight_bytes(const struct fs_dev *d, const struct fs_gguf_tensor *t,
 int fs_weight_load(struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed, struct fs_weight *w,
         struct fs_errbuf *e);
 void fs_weight_finish(struct fs_dev *d, struct fs_weight *w);
+/* The same of fs_vector_load. */
+uint64_t fs_vector_bytes(const struct fs_dev *d, const struct fs_gguf_tensor *t);
 /* A vector (norm weight, bias) of any readable type as f32; [dev], free with fs_dev_free. */
 int fs_vector_load(struct fs_dev *d, const struct fs_gguf_tensor *t, float **out, struct fs_errbuf *e);
 

@@ -41,6 +41,7 @@ struct fs_dev_ops {
 	bool (*replay)(struct fs_dev *d, uint64_t key);
 	void (*recorded)(struct fs_dev *d);
 	void (*forget)(struct fs_dev *d);
+	void (*pace)(struct fs_dev *d); /* NULL on a GPU: wait */
 	bool (*memory)(struct fs_dev *d, uint64_t *free_bytes, uint64_t *total_bytes);
 	uint64_t (*weight_bytes)(const struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed);
 };
