@@ -4,11 +4,11 @@
  */
 #include "server/engine/core.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_CONTEXT 8192
-#define DEFAULT_CHUNK 256
 #define MAX_PIECE 65536
 
 static int choose_context(struct fs_core *c, const struct fs_engine_opts *o, struct fs_errbuf *e)
@@ -39,20 +39,27 @@ static int load_text(struct fs_core *c, const struct fs_engine_opts *o, struct f
 	return FS_OK;
 }
 
-static int alloc_run(struct fs_core *c, const struct fs_engine_opts *o, struct fs_errbuf *e)
+static int keep_opts(struct fs_core *c, const struct fs_engine_opts *o, struct fs_errbuf *e)
 {
-	int32_t chunk = o->prefill_chunk > 0 ? o->prefill_chunk : DEFAULT_CHUNK,
-	        n_vocab = c->model.hp.n_vocab;
-	int err;
+	const char *device = o->device != NULL ? o->device : "auto";
 
-	if (chunk > FS_CORE_MAX_CHUNK)
-		return fs_fail(e, FS_EINVAL, "prefill_chunk is %d; at most %d", chunk, FS_CORE_MAX_CHUNK);
-	chunk = FS_MIN(chunk, c->n_ctx);
-	err = fs_kv_init(&c->kv, c->dev, &c->model.hp, c->n_ctx, o->exact, e);
-	if (err == FS_OK)
-		err = fs_graph_init(&c->graph, &c->model, &c->kv, chunk, FS_MIN(chunk, FS_CORE_LOGITS), e);
-	if (err == FS_OK)
-		err = fs_sampler_init(&c->sampler, n_vocab, c->n_ctx, e);
+	if (o->prefill_chunk > FS_CORE_MAX_CHUNK)
+		return fs_fail(
+		        e, FS_EINVAL, "prefill_chunk is %d; at most %d", o->prefill_chunk, FS_CORE_MAX_CHUNK);
+	if (snprintf(c->device, sizeof(c->device), "%s", device) >= (int)sizeof(c->device))
+		return fs_fail(
+		        e, FS_EINVAL, "device \"%.40s\" is not one of auto, cpu, cuda, cuda:N", device);
+	c->threads = o->threads;
+	c->chunk = FS_MAX(o->prefill_chunk, 0);
+	c->exact = o->exact;
+	return FS_OK;
+}
+
+static int alloc_host(struct fs_core *c, struct fs_errbuf *e)
+{
+	int32_t n_vocab = c->model.hp.n_vocab;
+	int err = fs_sampler_init(&c->sampler, n_vocab, c->n_ctx, e);
+
 	if (err != FS_OK)
 		return err;
 	c->logits = calloc((size_t)FS_CORE_LOGITS * (size_t)n_vocab, sizeof(float));
@@ -61,22 +68,24 @@ static int alloc_run(struct fs_core *c, const struct fs_engine_opts *o, struct f
 
 int fs_core_init(struct fs_core *c, const struct fs_engine_opts *o, struct fs_errbuf *e)
 {
-	const struct fs_dev_opts dev = {.device = o->device,
-	        .threads = o->threads,
-	        .precision = o->exact ? FS_PRECISION_F32 : FS_PRECISION_AUTO};
 	int err;
 
 	memset(c, 0, sizeof(*c));
 	fs_buf_init(&c->piece, MAX_PIECE);
-	err = fs_dev_open(&dev, &c->dev, e);
+	err = keep_opts(c, o, e);
 	if (err == FS_OK)
-		err = fs_model_load(&c->model, c->dev, o->model, e);
+		err = fs_model_open(&c->model, o->model, e);
 	if (err == FS_OK)
 		err = choose_context(c, o, e);
 	if (err == FS_OK && !o->ids_only)
 		err = load_text(c, o, e);
 	if (err == FS_OK)
-		err = alloc_run(c, o, e);
+		err = alloc_host(c, e);
+	if (err == FS_OK) {
+		err = fs_core_place(c, c->device, e);
+		if (err != FS_OK && err != FS_EUNAVAILABLE && err != FS_ENOTSUP)
+			fs_fail_prefix(e, err, "%s", o->model);
+	}
 	if (err != FS_OK)
 		fs_core_finish(c);
 	return err;
@@ -86,12 +95,10 @@ void fs_core_finish(struct fs_core *c)
 {
 	free(c->logits);
 	fs_sampler_finish(&c->sampler);
-	fs_graph_finish(&c->graph);
-	fs_kv_finish(&c->kv);
+	fs_core_displace(c);
 	fs_chat_destroy(c->chat);
 	fs_tok_destroy(c->tok);
 	fs_model_finish(&c->model);
-	fs_dev_close(c->dev);
 	fs_buf_finish(&c->piece);
 	memset(c, 0, sizeof(*c));
 }

@@ -13,7 +13,7 @@
 #define FS_CORE_LOGITS 8 /* rows of logits that fs_core_logits takes at once */
 
 struct fs_core {
-	struct fs_dev *dev;
+	struct fs_dev *dev; /* NULL: lost, see fs_core_place */
 	struct fs_model model;
 	struct fs_kv kv;
 	struct fs_graph graph;
@@ -23,11 +23,25 @@ struct fs_core {
 	float *logits;        /* [FS_CORE_LOGITS][n_vocab], host */
 	struct fs_buf piece;  /* text of one token */
 	int32_t n_ctx;
+	/* what it is brought up with again: */
+	char device[16];
+	int threads;
+	int32_t chunk; /* 0 = chosen by the device */
+	bool exact;
+	int64_t load_ns; /* that it took last time */
 };
 
 /* core is zeroed first; need not be finished on failure. */
 int fs_core_init(struct fs_core *c, const struct fs_engine_opts *o, struct fs_errbuf *e);
 void fs_core_finish(struct fs_core *c);
+
+/* ---- place.c ---- */
+
+/* Opens the device ("auto": a GPU, or the CPU with one log line that says why), sees that everything fits and
+ * brings it up there: weights, KV cache (empty), graph. model and n_ctx stand. Nothing is left on failure. */
+int fs_core_place(struct fs_core *c, const char *device, struct fs_errbuf *e);
+/* Takes all of that down, on a lost device too. */
+void fs_core_displace(struct fs_core *c);
 
 /* As fs_engine_generate and fs_engine_logits; prompt and params were checked by fs_core_check. */
 int fs_core_generate(struct fs_core *c, const struct fs_prompt *p, const struct fs_gen_params *params,

@@ -146,7 +146,7 @@ static void set_info(struct fs_engine *en, const char *path)
 	        .template_name = en->core.chat != NULL ? fs_chat_name(en->core.chat) : NULL,
 	        .device = en->device,
 	        .weight_bytes = fs_gguf_tensor_bytes(en->core.model.gguf),
-	        .kv_bytes = fs_kv_bytes(&en->core.kv),
+	        .kv_bytes = fs_kv_bytes(hp, en->core.n_ctx, en->core.exact),
 	};
 }
 

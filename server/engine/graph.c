@@ -49,11 +49,50 @@ static int alloc_index(struct fs_graph *g, struct fs_errbuf *e)
 	return FS_OK;
 }
 
+/* The float buffers: where, rows, width. */
+struct buffer {
+	float **to;
+	int64_t rows, width;
+};
+#define N_BUFFERS 10
+
+static void list_buffers(struct fs_graph *g, const struct fs_model *m, int64_t max_rows, int64_t max_logits,
+        struct buffer out[N_BUFFERS])
+{
+	const struct fs_hparams *hp = &m->hp;
+	int64_t q = (int64_t)hp->heads * hp->head_dim, kv = (int64_t)hp->kv_heads * hp->head_dim;
+	const struct buffer all[N_BUFFERS] = {
+	        {&g->x, max_rows, hp->n_embd},
+	        {&g->h, max_rows, hp->n_embd},
+	        {&g->q, max_rows, q},
+	        {&g->att, max_rows, q},
+	        {&g->k, max_rows, kv},
+	        {&g->v, max_rows, kv},
+	        {&g->gate, max_rows, hp->n_ff},
+	        {&g->up, max_rows, hp->n_ff},
+	        {&g->cs, max_rows, 2 * (int64_t)m->rope.n_pairs},
+	        {&g->logits, max_logits, hp->n_vocab},
+	};
+
+	memcpy(out, all, sizeof(all));
+}
+
+uint64_t fs_graph_bytes(const struct fs_model *m, int32_t max_rows, int32_t max_logits)
+{
+	struct fs_graph g;
+	struct buffer all[N_BUFFERS];
+	uint64_t sum = fs_dev_rounded((uint64_t)max_rows * sizeof(int32_t)) * (1 + (uint64_t)m->rope.n_axes);
+
+	list_buffers(&g, m, max_rows, max_logits, all);
+	for (size_t i = 0; i < N_BUFFERS; i++)
+		sum += fs_dev_rounded((uint64_t)all[i].rows * (uint64_t)all[i].width * sizeof(float));
+	return sum + fs_dev_rounded(sizeof(*g.past));
+}
+
 int fs_graph_init(struct fs_graph *g, const struct fs_model *m, struct fs_kv *kv, int32_t max_rows,
         int32_t max_logits, struct fs_errbuf *e)
 {
-	const struct fs_hparams *hp = &m->hp;
-	int64_t q = (int64_t)hp->heads * hp->head_dim;
+	struct buffer all[N_BUFFERS];
 	int err;
 
 	FS_ASSERT(
@@ -64,24 +103,10 @@ int fs_graph_init(struct fs_graph *g, const struct fs_model *m, struct fs_kv *kv
 	g->kv = kv;
 	g->max_rows = max_rows;
 	g->max_logits = max_logits;
-	const struct {
-		float **to;
-		int64_t rows, width;
-	} want[] = {
-	        {&g->x, max_rows, hp->n_embd},
-	        {&g->h, max_rows, hp->n_embd},
-	        {&g->q, max_rows, q},
-	        {&g->att, max_rows, q},
-	        {&g->k, max_rows, kv->width},
-	        {&g->v, max_rows, kv->width},
-	        {&g->gate, max_rows, hp->n_ff},
-	        {&g->up, max_rows, hp->n_ff},
-	        {&g->cs, max_rows, 2 * (int64_t)m->rope.n_pairs},
-	        {&g->logits, max_logits, hp->n_vocab},
-	};
+	list_buffers(g, m, max_rows, max_logits, all);
 	err = alloc_index(g, e);
-	for (size_t i = 0; i < FS_ARRAY_LEN(want) && err == FS_OK; i++)
-		err = alloc_floats(g, want[i].rows, want[i].width, want[i].to, e);
+	for (size_t i = 0; i < N_BUFFERS && err == FS_OK; i++)
+		err = alloc_floats(g, all[i].rows, all[i].width, all[i].to, e);
 	if (err != FS_OK)
 		fs_graph_finish(g);
 	return err;
@@ -203,12 +228,15 @@ static bool queue_layers(
         struct fs_graph *g, const struct place *p, int32_t n, int32_t keep, struct fs_cancel *cancel)
 {
 	const struct fs_model *m = g->m;
+	bool recorded = p->past != NULL;
 
 	fs_op_rope_angles(g->dev, &m->rope, g->pos, g->cs, n);
 	for (int il = 0; il < m->hp.n_layer; il++) {
 		int32_t from = il == m->hp.n_layer - 1 ? keep : 0;
 		attention_block(g, il, p, n, from);
 		ffn_block(g, il, n, from, cancel);
+		if (!recorded)
+			fs_dev_pace(g->dev);
 		if (fs_cancelled(cancel))
 			return false;
 	}

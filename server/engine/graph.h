@@ -28,6 +28,8 @@ struct fs_graph {
 	int32_t keep;
 };
 
+/* Bytes of the device's memory that fs_graph_init will take. */
+uint64_t fs_graph_bytes(const struct fs_model *m, int32_t max_rows, int32_t max_logits);
 /* max_logits: rows that fs_graph_logits may be asked for at once. */
 int fs_graph_init(struct fs_graph *g, const struct fs_model *m, struct fs_kv *kv, int32_t max_rows,
         int32_t max_logits, struct fs_errbuf *e);

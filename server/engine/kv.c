@@ -66,9 +66,12 @@ void fs_kv_finish(struct fs_kv *kv)
 	memset(kv, 0, sizeof(*kv));
 }
 
-uint64_t fs_kv_bytes(const struct fs_kv *kv)
+uint64_t fs_kv_bytes(const struct fs_hparams *hp, int32_t n_ctx, bool f32)
 {
-	return 2 * (uint64_t)kv->n_layer * (uint64_t)kv->n_ctx * (uint64_t)kv->width * elem_bytes(kv);
+	uint64_t width = (uint64_t)hp->kv_heads * (uint64_t)hp->head_dim,
+	         elem = f32 ? sizeof(float) : sizeof(uint16_t);
+
+	return 2 * (uint64_t)hp->n_layer * (uint64_t)n_ctx * width * elem;
 }
 
 /* Both start at the same cell by then. How many of their cells agree. */

@@ -27,7 +27,8 @@ struct fs_kv {
 int fs_kv_init(struct fs_kv *kv, struct fs_dev *dev, const struct fs_hparams *hp, int32_t n_ctx, bool f32,
         struct fs_errbuf *e);
 void fs_kv_finish(struct fs_kv *kv);
-uint64_t fs_kv_bytes(const struct fs_kv *kv);
+/* Of the cells of so large a context; what fs_kv_init takes of the device. */
+uint64_t fs_kv_bytes(const struct fs_hparams *hp, int32_t n_ctx, bool f32);
 
 /* Length of the prefix of p that the cache holds. Pictures are the same when key and shape are. */
 int32_t fs_kv_common(const struct fs_kv *kv, const struct fs_prompt *p);

@@ -1,7 +1,7 @@
 /*
  * model: loads a text model's weights onto a device, every shape checked against the hyperparameters. Runs on
  * the device's thread. Fused attn_qkv tensors are split into views by rows, so the graph knows one form only.
- * It refuses files that lack a tensor.
+ * What it will take of a device's memory is counted by the same walk. It refuses files that lack a tensor.
  */
 #include "server/engine/model.h"
 
@@ -11,10 +11,29 @@
 
 struct loader { /* the first failure sticks */
 	struct fs_model *m;
+	struct fs_dev *dev;
 	struct fs_errbuf *e;
 	int err;
+	bool count; /* nothing is loaded: */
+	uint64_t bytes;
 	char name[64];
 };
+
+static void take_weight(struct loader *l, const struct fs_gguf_tensor *t, struct fs_weight *w)
+{
+	if (l->count)
+		l->bytes += fs_weight_bytes(l->dev, t, false);
+	else
+		l->err = fs_weight_load(l->dev, t, false, w, l->e);
+}
+
+static void take_vector(struct loader *l, const struct fs_gguf_tensor *t, float **out)
+{
+	if (l->count)
+		l->bytes += fs_vector_bytes(l->dev, t);
+	else
+		l->err = fs_vector_load(l->dev, t, out, l->e);
+}
 
 static const char *layer_name(struct loader *l, int layer, const char *what)
 {
@@ -29,7 +48,7 @@ static void load_weight(struct loader *l, const char *name, int64_t in, int64_t 
 	if (l->err == FS_OK)
 		l->err = fs_gguf_need(l->m->gguf, name, in, out, &t, l->e);
 	if (l->err == FS_OK)
-		l->err = fs_weight_load(l->m->dev, t, false, w, l->e);
+		take_weight(l, t, w);
 }
 
 static void load_vector(struct loader *l, const char *name, int64_t n, bool required, float **out)
@@ -40,7 +59,7 @@ static void load_vector(struct loader *l, const char *name, int64_t n, bool requ
 		return;
 	l->err = fs_gguf_need(l->m->gguf, name, n, 1, &t, l->e);
 	if (l->err == FS_OK)
-		l->err = fs_vector_load(l->m->dev, t, out, l->e);
+		take_vector(l, t, out);
 }
 
 /* Rows first .. first + n of a matrix, or elements of a vector, as a tensor of its own. */
@@ -72,7 +91,7 @@ static void load_fused_bias(struct loader *l, int layer, struct fs_layer *y, int
 		int64_t n = i == 0 ? nq : nkv;
 		struct fs_gguf_tensor v = tensor_view(t, first, n);
 		v.n_dims = 1;
-		l->err = fs_vector_load(l->m->dev, &v, to[i], l->e);
+		take_vector(l, &v, to[i]);
 		first += n;
 	}
 }
@@ -89,7 +108,7 @@ static void load_fused_qkv(struct loader *l, int layer, struct fs_layer *y, int6
 	for (int i = 0; i < 3 && l->err == FS_OK; i++) {
 		int64_t n = i == 0 ? nq : nkv;
 		struct fs_gguf_tensor v = tensor_view(t, first, n);
-		l->err = fs_weight_load(l->m->dev, &v, false, to[i], l->e);
+		take_weight(l, &v, to[i]);
 		first += n;
 	}
 	load_fused_bias(l, layer, y, nq, nkv);
@@ -148,13 +167,11 @@ static void load_all(struct loader *l)
 	}
 }
 
-int fs_model_load(struct fs_model *m, struct fs_dev *dev, const char *path, struct fs_errbuf *e)
+int fs_model_open(struct fs_model *m, const char *path, struct fs_errbuf *e)
 {
-	struct loader l = {.m = m, .e = e};
 	int err;
 
 	memset(m, 0, sizeof(*m));
-	m->dev = dev;
 	err = fs_gguf_open(&m->gguf, path, e);
 	if (err != FS_OK)
 		return err;
@@ -164,15 +181,35 @@ int fs_model_load(struct fs_model *m, struct fs_dev *dev, const char *path, stru
 		if (m->layers == NULL)
 			err = fs_fail(e, FS_ENOMEM, "no memory for %d layers", m->hp.n_layer);
 	}
-	if (err == FS_OK) {
-		load_all(&l);
-		err = l.err;
-	}
 	if (err != FS_OK) {
 		fs_model_finish(m);
 		return fs_fail_prefix(e, err, "%s", path);
 	}
 	return FS_OK;
+}
+
+int fs_model_bytes(struct fs_model *m, struct fs_dev *dev, uint64_t *out, struct fs_errbuf *e)
+{
+	struct loader l = {.m = m, .dev = dev, .e = e, .count = true};
+
+	load_all(&l);
+	if (l.err == FS_OK)
+		*out = l.bytes;
+	return l.err;
+}
+
+int fs_model_load(struct fs_model *m, struct fs_dev *dev, struct fs_errbuf *e)
+{
+	struct loader l = {.m = m, .dev = dev, .e = e};
+
+	FS_ASSERT(m->dev == NULL);
+	m->dev = dev;
+	load_all(&l);
+	if (l.err == FS_OK)
+		l.err = fs_dev_sync(dev, e);
+	if (l.err != FS_OK)
+		fs_model_unload(m);
+	return l.err;
 }
 
 static void finish_layer(struct fs_dev *d, struct fs_layer *y)
@@ -185,19 +222,27 @@ static void finish_layer(struct fs_dev *d, struct fs_layer *y)
 		fs_weight_finish(d, weights[i]);
 	for (size_t i = 0; i < FS_ARRAY_LEN(vectors); i++)
 		fs_dev_free(d, vectors[i]);
+	memset(y, 0, sizeof(*y));
+}
+
+void fs_model_unload(struct fs_model *m)
+{
+	if (m->dev == NULL)
+		return;
+	for (int i = 0; i < m->hp.n_layer; i++)
+		finish_layer(m->dev, &m->layers[i]);
+	fs_weight_finish(m->dev, &m->tok_embd);
+	fs_weight_finish(m->dev, &m->output);
+	fs_dev_free(m->dev, m->out_norm);
+	fs_dev_free(m->dev, m->out_bias);
+	m->out_norm = m->out_bias = NULL;
+	m->dev = NULL;
 }
 
 void fs_model_finish(struct fs_model *m)
 {
-	for (int i = 0; m->layers != NULL && i < m->hp.n_layer; i++)
-		finish_layer(m->dev, &m->layers[i]);
+	fs_model_unload(m);
 	free(m->layers);
-	if (m->dev != NULL) {
-		fs_weight_finish(m->dev, &m->tok_embd);
-		fs_weight_finish(m->dev, &m->output);
-		fs_dev_free(m->dev, m->out_norm);
-		fs_dev_free(m->dev, m->out_bias);
-	}
 	fs_gguf_close(m->gguf);
 	memset(m, 0, sizeof(*m));
 }

@@ -1,6 +1,6 @@
 /*
  * model: hyperparameters and weights of a text model, from GGUF. Internal to the engine. The weights belong
- * to the device's thread; the hyperparameters are read-only after fs_model_load.
+ * to the device's thread; the hyperparameters are read-only after fs_model_open.
  */
 #ifndef FS_ENGINE_MODEL_H
 #define FS_ENGINE_MODEL_H
@@ -29,7 +29,7 @@ struct fs_layer {
 
 struct fs_model {
 	struct fs_gguf *gguf; /* owned: weights may point into its map */
-	struct fs_dev *dev;   /* not owned */
+	struct fs_dev *dev;   /* not owned; NULL: the weights are not loaded */
 	struct fs_hparams hp;
 	struct fs_rope rope;
 	struct fs_weight tok_embd; /* [n_vocab][n_embd] */
@@ -44,9 +44,16 @@ struct fs_model {
  * those that it can. */
 int fs_hparams_read(
         const struct fs_gguf *g, struct fs_hparams *hp, struct fs_rope *rope, struct fs_errbuf *e);
-/* Opens the file and loads everything onto dev. m is zeroed first and need not be finished on failure. Errors
- * name the file. */
-int fs_model_load(struct fs_model *m, struct fs_dev *dev, const char *path, struct fs_errbuf *e);
+/* The file and its hyperparameters, without weights. m is zeroed first and need not be finished on failure.
+ * Errors name the file. */
+int fs_model_open(struct fs_model *m, const char *path, struct fs_errbuf *e);
+/* Bytes of dev's memory that the weights will take; 0 where they are used from the file's own pages. Errors
+ * as of fs_model_load, so that a file that lacks something is refused before anything is allocated. */
+int fs_model_bytes(struct fs_model *m, struct fs_dev *dev, uint64_t *out, struct fs_errbuf *e);
+/* All weights onto dev, and back. What the file says stays, so that they can be loaded onto another device.
+ */
+int fs_model_load(struct fs_model *m, struct fs_dev *dev, struct fs_errbuf *e);
+void fs_model_unload(struct fs_model *m);
 void fs_model_finish(struct fs_model *m);
 static inline const struct fs_weight *fs_model_output(const struct fs_model *m)
 {
