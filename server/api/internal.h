@@ -24,6 +24,7 @@ json_t *api_error_anthropic(const struct api_error *err);
 void api_reply_error(struct fs_http_request *r, const struct api_error *err);
 /* Ends a request that is no call with 200, and gives up its reference. Takes o over; NULL: memory was out. */
 void api_reply_json(struct fs_http_request *r, json_t *o);
+void api_reply_status_json(struct fs_http_request *r, int status, json_t *o); /* the same with any status */
 /* Whether pictures can be taken, and each host's state; with all its counters when `whole`. v NULL = none. */
 json_t *api_vision(struct fs_vision *v, bool whole);
 /* Appends the page of GET /metrics; b holds at least 256 KiB. FS_ENOMEM. */

@@ -125,6 +125,16 @@ static void turn(struct fs_buf *b, struct fs_service *s)
 	counter(b, "farsight_turn_entries_total", "How often the turn was taken.", t.entries);
 }
 
+static void engine(struct fs_buf *b, struct fs_engine *en)
+{
+	struct fs_engine_health h;
+	fs_engine_health(en, &h);
+	simple(b, "farsight_engine_ready", "gauge", "Whether the engine has its device.",
+	        h.state == FS_ENGINE_READY);
+	counter(b, "farsight_device_losses_total", "How often the engine lost its device.",
+	        (uint64_t)h.losses);
+}
+
 static void cache(struct fs_buf *b, struct fs_flights *f)
 {
 	struct fs_flight_stats st;
@@ -312,6 +322,7 @@ int api_metrics_page(const struct fs_api *api, struct fs_buf *b)
 	        (double)t.since_wall / 1e3);
 	requests(b, &t);
 	turn(b, api->service);
+	engine(b, fs_service_opts(api->service)->engine);
 	histograms(b, &t);
 	cache(b, fs_service_opts(api->service)->flights);
 	sessions(b, api->streams);

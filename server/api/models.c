@@ -16,10 +16,15 @@ void fs_api_models(void *arg, struct fs_http_request *r)
 	                   "input_modalities", modalities, "output_modalities", "text"));
 }
 
+/* "ok", or what the engine is at without its device: not healthy then, 503. */
 void fs_api_health(void *arg, struct fs_http_request *r)
 {
+	static const char *const words[] = {"ok", "reloading", "failed"};
 	const struct fs_api *api = arg;
-	struct fs_vision *v = fs_service_opts(api->service)->vision;
-	api_reply_json(r, json_pack("{s:s, s:s, s:b, s:o}", "status", "ok", "model", api->model_name,
-	                          "images", v != NULL, "vision", api_vision(v, false)));
+	const struct fs_service_opts *o = fs_service_opts(api->service);
+	struct fs_engine_health h;
+	fs_engine_health(o->engine, &h);
+	json_t *body = json_pack("{s:s, s:s, s:b, s:o}", "status", words[h.state], "model", api->model_name,
+	        "images", o->vision != NULL, "vision", api_vision(o->vision, false));
+	api_reply_status_json(r, h.state == FS_ENGINE_READY ? 200 : 503, body);
 }

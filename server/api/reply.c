@@ -81,10 +81,15 @@ void api_reply_error(struct fs_http_request *r, const struct api_error *err)
 
 void api_reply_json(struct fs_http_request *r, json_t *o)
 {
+	api_reply_status_json(r, 200, o);
+}
+
+void api_reply_status_json(struct fs_http_request *r, int status, json_t *o)
+{
 	char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
 	json_decref(o);
 	if (text)
-		fs_http_reply(r, 200, NULL, NULL, text, strlen(text));
+		fs_http_reply(r, status, NULL, NULL, text, strlen(text));
 	else
 		fs_http_stream_end(r);
 	free(text);

@@ -165,11 +165,17 @@ static json_t *streams_json(struct fs_streams *streams)
 	        "expired", (json_int_t)st.expired, "refused", (json_int_t)st.refused);
 }
 
-static json_t *engine_json(const struct fs_api *api, const struct fs_engine_info *e)
+static json_t *engine_json(const struct fs_api *api, struct fs_engine *engine)
 {
-	return json_pack("{s:s, s:s, s:i, s:s, s:s, s:I, s:I}", "model", api->model_name, "arch", e->arch,
-	        "context", e->n_ctx, "template", e->template_name, "device", e->device, "weight_bytes",
-	        (json_int_t)e->weight_bytes, "kv_bytes", (json_int_t)e->kv_bytes);
+	static const char *const states[] = {"ready", "reloading", "failed"};
+	const struct fs_engine_info *e = fs_engine_info(engine);
+	struct fs_engine_health h;
+	fs_engine_health(engine, &h);
+	return json_pack("{s:s, s:s, s:i, s:s, s:s, s:I, s:I, s:s, s:i, s:o?}", "model", api->model_name,
+	        "arch", e->arch, "context", e->n_ctx, "template", e->template_name, "device", h.device,
+	        "weight_bytes", (json_int_t)e->weight_bytes, "kv_bytes", (json_int_t)e->kv_bytes, "state",
+	        states[h.state], "device_losses", h.losses, "device_error",
+	        h.cause[0] ? api_text(h.cause) : NULL);
 }
 
 void fs_api_status(void *arg, struct fs_http_request *r)
@@ -184,12 +190,11 @@ void fs_api_status(void *arg, struct fs_http_request *r)
 	fs_books_totals(books, &totals);
 	for (size_t i = 0; i < n; i++)
 		json_array_append_new(rows, live_json(&live[i]));
-	api_reply_json(
-	        r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o?, s:o, s:o}", "busy", n > 0, "turn",
-	                   turn_json(api->service, live, n), "requests", rows, "vision",
-	                   api_vision(o->vision, true), "cache", cache_json(o->flights), "streams",
-	                   streams_json(api->streams), "engine", engine_json(api, fs_engine_info(o->engine)),
-	                   "totals", totals_json(&totals)));
+	api_reply_json(r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o?, s:o, s:o}", "busy", n > 0, "turn",
+	                          turn_json(api->service, live, n), "requests", rows, "vision",
+	                          api_vision(o->vision, true), "cache", cache_json(o->flights), "streams",
+	                          streams_json(api->streams), "engine", engine_json(api, o->engine), "totals",
+	                          totals_json(&totals)));
 	free(live);
 }
 

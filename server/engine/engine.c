@@ -3,7 +3,7 @@
  * job, in the order of arrival; a job whose token fires while it waits leaves the queue at once. It refuses
  * prompts that do not fit before they cost a turn.
  */
-#include "server/engine/core.h"
+#include "server/engine/internal.h"
 #include "server/engine/utf8.h"
 
 #include <stdio.h>
@@ -14,40 +14,6 @@
 #define CHAT_MAX_CONTEXTS 4
 #define MAX_OPENING 65536
 
-enum job_state { JOB_QUEUED, JOB_RUNNING, JOB_DONE };
-
-struct job { /* on its caller's stack */
-	struct fs_engine *en;
-	const struct fs_prompt *p;
-	const struct fs_gen_params *params; /* NULL: logits of the prompt */
-	struct fs_cancel *cancel;
-	const struct fs_gen_events *ev;
-	struct fs_gen_result *result;
-	float *out;
-	struct fs_errbuf *e;
-	int err;
-	/* under the lock: */
-	enum job_state state;
-	bool woken; /* the token fired */
-	struct job *next;
-};
-
-struct fs_engine {
-	struct fs_core core; /* the thread's, but for tok and chat */
-	struct fs_engine_info info;
-	char name[128], device[128]; /* info points here */
-	pthread_t thread;
-	const struct fs_engine_opts *opts; /* during create only */
-	struct fs_errbuf *load_err;        /* as well */
-	pthread_mutex_t lock;
-	pthread_cond_t work; /* the queue, or quit, changed */
-	pthread_cond_t done; /* a job's state, or started, changed */
-	/* under the lock: */
-	struct job *head;
-	bool started, quit;
-	int load_result;
-};
-
 /* ---- the thread ---- */
 
 static void run_job(struct fs_engine *en, struct job *j)
@@ -56,6 +22,23 @@ static void run_job(struct fs_engine *en, struct job *j)
 		j->err = fs_core_generate(&en->core, j->p, j->params, j->cancel, j->ev, j->result, j->e);
 	else
 		j->err = fs_core_logits(&en->core, j->p, j->out, j->e);
+}
+
+/* Its caller is woken when the engine's state tells already why the job failed. */
+static void end_job_locked(struct fs_engine *en, struct job *j)
+{
+	bool lost = fs_dev_lost(en->core.dev);
+
+	j->state = JOB_DONE;
+	if (lost) {
+		snprintf(en->health.cause, sizeof(en->health.cause), "%s",
+		        j->err != FS_OK && j->e != NULL ? j->e->text : "the device is lost");
+		fs_engine_recover_locked(en);
+		return;
+	}
+	if (j->err == FS_OK)
+		en->losses_in_a_row = 0;
+	pthread_cond_broadcast(&en->done);
 }
 
 static void serve(struct fs_engine *en)
@@ -72,8 +55,7 @@ static void serve(struct fs_engine *en)
 		pthread_mutex_unlock(&en->lock);
 		run_job(en, j);
 		pthread_mutex_lock(&en->lock);
-		j->state = JOB_DONE;
-		pthread_cond_broadcast(&en->done);
+		end_job_locked(en, j);
 	}
 	pthread_mutex_unlock(&en->lock);
 }
@@ -148,6 +130,7 @@ static void set_info(struct fs_engine *en, const char *path)
 	        .weight_bytes = fs_gguf_tensor_bytes(en->core.model.gguf),
 	        .kv_bytes = fs_kv_bytes(hp, en->core.n_ctx, en->core.exact),
 	};
+	memcpy(en->health.device, en->device, sizeof(en->health.device));
 }
 
 static int init_locks(struct fs_engine *en)
@@ -184,6 +167,7 @@ int fs_engine_create(const struct fs_engine_opts *o, struct fs_engine **out, str
 		return fs_fail(e, FS_ENOMEM, "no memory for the engine");
 	}
 	en->opts = o;
+	en->retry_ms = o->retry_ms;
 	en->load_err = e;
 	err = fs_thread_start(&en->thread, "engine", engine_thread, en, e);
 	if (err != FS_OK) {
@@ -386,11 +370,13 @@ static void remove_locked(struct fs_engine *en, struct job *j)
 /* Until the job is done, or its token fires while it is still queued: then it is taken out, FS_ECANCELLED. */
 static int wait_job(struct fs_engine *en, struct job *j)
 {
-	int err = FS_OK;
+	int err;
 
 	pthread_mutex_lock(&en->lock);
-	append_locked(en, j);
-	while (j->state != JOB_DONE) {
+	err = fs_engine_check_locked(en, j->e);
+	if (err == FS_OK)
+		append_locked(en, j);
+	while (err == FS_OK && j->state != JOB_DONE) {
 		if (j->state == JOB_QUEUED && (j->woken || fs_now() >= fs_cancel_deadline(j->cancel))) {
 			remove_locked(en, j);
 			err = FS_ECANCELLED;

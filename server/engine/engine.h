@@ -22,7 +22,9 @@ struct fs_engine_opts {
 	const char *chat_template; /* NULL = recognised from the file; else "chatml" | "llama3" | "mistral" |
 	                              "gemma" | "vicuna" */
 	int32_t prefill_chunk;     /* tokens between two looks at the cancel token; 0 = 256, on a GPU 1024 */
-	bool exact;                /* f32 products, for parity tests */
+	int retry_ms;  /* pause before the second try to bring back a lost device, doubled each time;
+	                  0 = 1000 */
+	bool exact;    /* f32 products, for parity tests */
 	bool ids_only; /* no tokenizer, no chat template: prompts from ids, no text events; tests, benches */
 };
 struct fs_engine_info {
@@ -31,7 +33,7 @@ struct fs_engine_info {
 	bool takes_rows;           /* the architecture places picture rows (qwen2vl) */
 	bool takes_tools;          /* the chat template has a known form for tools (chatml) */
 	const char *template_name; /* "chatml" … */
-	const char *device;        /* fs_dev_describe */
+	const char *device;        /* fs_dev_describe, at the start: see fs_engine_health */
 	uint64_t weight_bytes, kv_bytes;
 };
 /* Errors name the file and what is wrong: unknown architecture, tokenizer or chat template (the text names
@@ -39,6 +41,25 @@ struct fs_engine_info {
 int fs_engine_create(const struct fs_engine_opts *o, struct fs_engine **out, struct fs_errbuf *e);
 void fs_engine_destroy(struct fs_engine *en); /* NULL is fine; no call may be running */
 const struct fs_engine_info *fs_engine_info(const struct fs_engine *en);
+
+/* ---- health ---- */
+
+enum fs_engine_state {
+	FS_ENGINE_READY,
+	FS_ENGINE_RELOADING, /* the device was lost; the model is loaded anew, calls are refused meanwhile */
+	FS_ENGINE_FAILED,    /* it could not be brought back: for good */
+};
+struct fs_engine_health {
+	enum fs_engine_state state;
+	char device[128];  /* fs_dev_describe of the one that it runs on, or ran on last */
+	char cause[256];   /* how it was lost the last time; "" = never */
+	int losses;        /* since the start */
+	int retry_after_s; /* RELOADING: about how long it takes */
+};
+/* Any thread. */
+void fs_engine_health(struct fs_engine *en, struct fs_engine_health *out);
+/* For users; "" when ready. Static. */
+const char *fs_engine_state_text(enum fs_engine_state state);
 
 /* ---- prompts ---- */
 
@@ -172,7 +193,8 @@ struct fs_gen_result {
 /*
  * FS_OK with finish stop, length or cancel (the token fired: whatever text came before is valid). FS_EINVAL:
  * the prompt does not fit; the text says N tokens, the context and what to do. FS_EINTERNAL: the device
- * failed. result is filled as far as known in any case.
+ * failed. FS_EUNAVAILABLE: it is lost, and being brought back or not; the text says which. result is filled
+ * as far as known in any case.
  */
 int fs_engine_generate(struct fs_engine *en, const struct fs_prompt *p, const struct fs_gen_params *params,
         struct fs_cancel *cancel, const struct fs_gen_events *ev, struct fs_gen_result *result,

@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Whoever restarts the server needs that long at least. */
+#define FAILED_RETRY_S 30
+
 struct fs_service {
 	struct fs_service_opts o;
 	struct fs_workers *workers;
@@ -326,12 +329,44 @@ static int take_turn(struct fs_service *s, struct fs_cancel *cancel, struct fs_r
 	return rc;
 }
 
+/* FS_OK while the engine has its device. */
+static int check_engine(struct fs_service *s, int status, const char *type, struct fs_refusal *why)
+{
+	struct fs_engine_health h;
+	fs_engine_health(s->o.engine, &h);
+	if (h.state == FS_ENGINE_READY)
+		return FS_OK;
+	fs_refuse(why, status, type, "engine_unavailable", "", "%s", fs_engine_state_text(h.state));
+	why->retry_after_s = h.state == FS_ENGINE_RELOADING ? h.retry_after_s : FAILED_RETRY_S;
+	return FS_EINVAL;
+}
+
+static int engine_gone(struct fs_service *s, struct fs_refusal *why)
+{
+	return check_engine(s, 503, "unavailable_error", why);
+}
+
+/* Why a generation failed that had begun. */
+static int refuse_failed(struct fs_service *s, int rc, const char *text, struct fs_refusal *why)
+{
+	fs_error("generation failed: %s", text);
+	if (rc == FS_EUNAVAILABLE && engine_gone(s, why))
+		return FS_EINVAL;
+	if (check_engine(s, 500, "server_error", why))
+		return FS_EINVAL;
+	return fs_refuse(why, 500, "server_error", NULL, "", "the engine failed; the server's log says how");
+}
+
 static int run_engine(struct fs_service *s, const struct fs_prompt *prompt, const struct fs_chat *chat,
         struct fs_cancel *cancel, struct generation *g, struct fs_refusal *why)
 {
 	struct fs_gen_events ev = {
 	        .arg = g, .progress = on_progress, .text = on_text, .token = on_token, .step = on_step};
 	struct fs_errbuf e = {""};
+	if (engine_gone(s, why)) {
+		fs_turn_leave(s->turn);
+		return FS_EINVAL;
+	}
 	fs_record_phase(g->rec, FS_PHASE_PREFILL);
 	fs_record_turn(g->rec, true);
 	if (g->sink->start)
@@ -344,12 +379,7 @@ static int run_engine(struct fs_service *s, const struct fs_prompt *prompt, cons
 	if (rc == FS_EINVAL)
 		return fs_refuse(why, 400, "invalid_request_error", "context_length_exceeded",
 		        prompt_field(chat), "%s", e.text);
-	if (rc && rc != FS_ECANCELLED) {
-		fs_error("generation failed: %s", e.text);
-		return fs_refuse(
-		        why, 500, "server_error", NULL, "", "the engine failed; the server's log says how");
-	}
-	return rc;
+	return rc && rc != FS_ECANCELLED ? refuse_failed(s, rc, e.text, why) : rc;
 }
 
 static int generate(struct fs_service *s, const struct fs_prompt *prompt, const struct fs_chat *chat,
@@ -431,7 +461,9 @@ int fs_service_chat(struct fs_service *s, struct fs_chat *chat, struct fs_cancel
 	memset(report, 0, sizeof(*report));
 	struct generation g = {.sink = sink, .rec = rec, .report = report};
 	struct fs_prompt *prompt = NULL;
-	int rc = prepare(s, chat, cancel, rec, report, &prompt, why);
+	int rc = engine_gone(s, why);
+	if (!rc)
+		rc = prepare(s, chat, cancel, rec, report, &prompt, why);
 	if (!rc)
 		rc = generate(s, prompt, chat, cancel, &g, why);
 	fs_tool_parser_destroy(g.tools);
