@@ -124,12 +124,15 @@ static int take_enc(struct fs_conn *c, const struct fs_frame *f, struct fs_errbu
 	return fs_req_begin(c, f->id, &h, e);
 }
 
+/* A server may leave one of its channels, since it knows this host by two names; with the last one it gives
+ * up its lease. */
 static void take_bye(struct fs_conn *c)
 {
 	struct fs_lease *l = c->lease;
-	c->leaving = true;
+	c->leaving = l->channels == 1;
 	fs_conn_close(c);
-	fs_lease_end(l, "the server said goodbye");
+	if (c->leaving)
+		fs_lease_end(l, "the server said goodbye");
 }
 
 int fs_session_frame(struct fs_conn *c, const struct fs_frame *f, struct fs_errbuf *e)

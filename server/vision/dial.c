@@ -1,7 +1,7 @@
 /*
  * dial: the thread of one vision host. Connects, hands the connection to host.c, and when it ends connects
- * again with growing pauses, for as long as the vision lives. A pause is cut short by a picture that asks for
- * the host, while the host is waking, and when this machine has slept.
+ * again with growing pauses, for as long as the vision lives and wants it. A pause is cut short by a picture
+ * that asks for the host, while the host is waking, and when this machine has slept.
  */
 #include "server/vision/internal.h"
 
@@ -25,8 +25,7 @@ static void set_state(struct fs_host *h, enum fs_host_state state, const char *c
 
 static bool is_stopping(void *arg)
 {
-	struct fs_host *h = arg;
-	return atomic_load(&h->v->stopping);
+	return fs_host_is_over(arg);
 }
 
 bool fs_host_slept(int64_t *mono, int64_t *boot)
@@ -163,5 +162,6 @@ void *fs_host_run(void *arg)
 		pause_until(h, pause_end(++in_a_row), began);
 	}
 	lose_jobs(h, FS_HOST_DOWN, "the server is shutting down");
+	fs_host_ended(h);
 	return NULL;
 }

@@ -51,11 +51,6 @@ void fs_host_set_state_locked(struct fs_host *h, enum fs_host_state state, const
 	fs_vision_review_locked(h->v);
 }
 
-static bool is_stopping(const struct fs_host *h)
-{
-	return atomic_load(&h->v->stopping);
-}
-
 /* ---- frames ---- */
 
 static int send_hello(struct run *r, struct fs_errbuf *e)
@@ -94,7 +89,7 @@ int fs_host_check_model_locked(struct fs_host *h, const struct fs_hello *f, stru
 		return fs_fail(e, FS_EUNAVAILABLE, "it has another mmproj (%s) than %s (%s)", f->fingerprint,
 		        *v->fingerprint_of ? v->fingerprint_of : "the configuration asks for",
 		        v->fingerprint);
-	if (!*v->fingerprint && *f->fingerprint) {
+	if (!*v->fingerprint && *f->fingerprint && !atomic_load(&h->leaving)) {
 		memcpy(v->fingerprint, f->fingerprint, sizeof(v->fingerprint));
 		memcpy(v->fingerprint_of, h->name, sizeof(v->fingerprint_of));
 	}
@@ -426,7 +421,7 @@ int fs_host_serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct f
 	int rc = fs_link_init(&r->link, h, ssh, e);
 	if (!rc)
 		rc = send_hello(r, e);
-	while (!rc && !is_stopping(h))
+	while (!rc && !fs_host_is_over(h))
 		rc = turn(r, ssh, e);
 	if (!rc)
 		say_bye(r, ssh);

@@ -14,7 +14,8 @@
 
 #include <stdatomic.h>
 
-#define FS_VISION_MAX_JOBS 256 /* at once, all hosts together */
+#define FS_VISION_SLOTS FS_POOL_MAX_HOSTS /* hosts in use, and those that are let go */
+#define FS_VISION_MAX_JOBS 256            /* at once, all hosts together */
 #define FS_VISION_MAX_RETRIES 2
 #define FS_VISION_MAX_JOB_BYTES ((size_t)512 << 20) /* pictures of all jobs */
 #define FS_VISION_LOST_EXTRA_MS 1000 /* a lost job waits connect_timeout_ms and this for a host */
@@ -48,7 +49,7 @@ struct fs_vision_job {
 	int64_t not_before;    /* parked: not given to a host before this */
 	int64_t wait_for_wake; /* parked: stays until this although no host is up: one was woken for it */
 	int tries;             /* encodes lost so far */
-	uint32_t tried;        /* bit a host: those that lost it */
+	uint32_t tried;        /* bit a slot: hosts that lost it */
 	bool done;
 	int rc; /* once done */
 	struct fs_errbuf err;
@@ -79,13 +80,27 @@ struct fs_job_list {
 
 struct fs_link; /* the framed channel, link.c */
 
+/* What a slot holds. New pictures go to LIVE ones alone, and nobody is told of others. */
+enum fs_slot {
+	FS_SLOT_FREE,
+	FS_SLOT_NEW, /* being made */
+	FS_SLOT_LIVE,
+	FS_SLOT_LEAVING, /* not wanted any more; its thread ends once it has no picture left */
+	FS_SLOT_ENDED,   /* its thread is to be joined */
+};
+
 struct fs_host {
 	struct fs_vision *v;
 	char name[128];
-	struct fs_ssh_opts ssh; /* strings owned */
+	struct fs_vision_host_opts own; /* as they were given, strings owned */
+	struct fs_ssh_opts ssh;         /* strings of `own` */
 	pthread_t thread;
+	bool started; /* there is a thread */
 	int wake;
+	atomic_bool leaving; /* as FS_SLOT_LEAVING, for its thread */
 	/* under the lock */
+	enum fs_slot use;
+	size_t order; /* its place in the configuration */
 	enum fs_host_state state;
 	char cause[512];
 	struct fs_hello facts;
@@ -111,9 +126,9 @@ struct fs_host {
 
 struct fs_vision {
 	pthread_mutex_t lock;
-	struct fs_host hosts[FS_VISION_MAX_HOSTS];
-	size_t n_hosts, n_started;
-	int news; /* eventfd, -1 before it is open */
+	struct fs_host hosts[FS_VISION_SLOTS];
+	size_t n_hosts; /* slots that were ever in use; they never become fewer */
+	int news;       /* eventfd, -1 before it is open */
 	struct fs_job_list parked;
 	size_t n_jobs, job_bytes;
 	double rows; /* moving mean of rows a picture */
@@ -122,7 +137,7 @@ struct fs_vision {
 	bool destroyed; /* by its owner; jobs whose owners are slower keep it until they are gone */
 	char lease[65], program[32];
 	char fingerprint[33];     /* wanted, or of the first host that came up; "" = not known yet */
-	char fingerprint_of[128]; /* the host that set it; "" = the configuration */
+	char fingerprint_of[128]; /* the host that set it; "" = the configuration, or nobody */
 	struct fs_encode_params last_limits; /* of the encoder that came up last */
 	struct fs_local *local;              /* NULL: all hosts are remote */
 	struct fs_vision_opts o;             /* pointers inside are not used after create */
@@ -173,6 +188,21 @@ void fs_host_did_locked(struct fs_vision_job *j);
 void fs_host_failed_locked(struct fs_host *h);
 /* By the host's thread: gives late pictures to second hosts; when it is to be called again. */
 int64_t fs_host_hedge_locked(struct fs_host *h);
+
+/* ---- hosts.c ---- */
+
+/* The first hosts of a vision that is being made. On failure what is there is freed with the vision. */
+int fs_hosts_create(struct fs_vision *v, const struct fs_vision_opts *o, struct fs_errbuf *e);
+/* Whether its thread is to end: the vision does, or the host is let go and has no picture left. */
+bool fs_host_is_over(struct fs_host *h);
+/* What its thread does last. */
+void fs_host_ended(struct fs_host *h);
+/* Its thread has ended, or never began. The slot is empty then. */
+void fs_host_finish(struct fs_host *h);
+static inline bool fs_host_is_live(const struct fs_host *h)
+{
+	return h->use == FS_SLOT_LIVE;
+}
 
 /* ---- vision.c ---- */
 

@@ -304,13 +304,14 @@ static int admit_locked(struct fs_vision *v, size_t n, int64_t *wait_for_wake, s
 	if (h || fs_vision_hope_locked(v, &starting))
 		return FS_OK;
 	for (size_t i = 0; i < v->n_hosts; i++)
-		if (v->hosts[i].state == FS_HOST_UP)
+		if (fs_host_is_live(&v->hosts[i]) && v->hosts[i].state == FS_HOST_UP)
 			return fs_fail(e, FS_ELIMIT, "%.120s takes pictures of at most %lld bytes",
 			        v->hosts[i].name, (long long)v->hosts[i].facts.max_picture_bytes);
-	for (size_t i = 0; i < v->n_hosts; i++) {
-		v->hosts[i].kicked = true; /* refused now, but the next one may find it up */
-		fs_wake(v->hosts[i].wake);
-	}
+	for (size_t i = 0; i < v->n_hosts; i++)
+		if (fs_host_is_live(&v->hosts[i])) {
+			v->hosts[i].kicked = true; /* refused now, but the next one may find it up */
+			fs_wake(v->hosts[i].wake);
+		}
 	*wait_for_wake = fs_vision_rouse_locked(v);
 	if (*wait_for_wake)
 		return FS_OK;

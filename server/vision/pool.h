@@ -13,8 +13,8 @@
 
 #include "common/base/base.h"
 
-#define FS_POOL_MAX_HOSTS 16
-#define FS_POOL_MAX_AHEAD 8 /* pictures sent to one host and not answered */
+#define FS_POOL_MAX_HOSTS 32 /* a bit each in an uint32_t */
+#define FS_POOL_MAX_AHEAD 8  /* pictures sent to one host and not answered */
 
 /* Moving means of what was seen of a host; 0 = nothing yet. */
 struct fs_pool_speed {

@@ -30,7 +30,7 @@ static void describe_locked(const struct fs_vision *v, struct fs_pool *p)
 	p->now = fs_now();
 	for (size_t i = 0; i < v->n_hosts; i++) {
 		const struct fs_host *h = &v->hosts[i];
-		p->hosts[i] = (struct fs_pool_host){.up = h->state == FS_HOST_UP,
+		p->hosts[i] = (struct fs_pool_host){.up = fs_host_is_live(h) && h->state == FS_HOST_UP,
 		        .on_trial = h->fails > 0,
 		        .benched_until = h->benched_until,
 		        .max_bytes = (uint64_t)FS_MAX(h->facts.max_picture_bytes, (int64_t)0),
@@ -130,15 +130,17 @@ bool fs_vision_hope_locked(const struct fs_vision *v, bool *starting)
 	bool hope = false;
 	*starting = false;
 	for (size_t i = 0; i < v->n_hosts; i++) {
-		hope = hope || v->hosts[i].state == FS_HOST_CONNECTING;
-		*starting = *starting || v->hosts[i].state == FS_HOST_STARTING;
+		const struct fs_host *h = &v->hosts[i];
+		hope = hope || (fs_host_is_live(h) && h->state == FS_HOST_CONNECTING);
+		*starting = *starting || (fs_host_is_live(h) && h->state == FS_HOST_STARTING);
 	}
 	return hope || *starting;
 }
 
 static bool is_waking(const struct fs_host *h, int64_t now)
 {
-	return h->state != FS_HOST_UP && h->woken_at && now < h->woken_at + FS_VISION_WOL_HOPE_MS * FS_MS;
+	return fs_host_is_live(h) && h->state != FS_HOST_UP && h->woken_at &&
+	       now < h->woken_at + FS_VISION_WOL_HOPE_MS * FS_MS;
 }
 
 int fs_vision_retry_after_s(struct fs_vision *v)
@@ -159,6 +161,8 @@ void fs_vision_causes_locked(const struct fs_vision *v, char *out, size_t cap)
 	out[0] = '\0';
 	for (size_t i = 0; i < v->n_hosts && n < cap; i++) {
 		const struct fs_host *h = &v->hosts[i];
+		if (!fs_host_is_live(h))
+			continue;
 		const char *cause = *h->cause                        ? h->cause
 		                    : h->state == FS_HOST_CONNECTING ? "still connecting"
 		                                                     : fs_host_state_name(h->state);
@@ -167,6 +171,8 @@ void fs_vision_causes_locked(const struct fs_vision *v, char *out, size_t cap)
 		        cause);
 		n += r > 0 ? (size_t)r : 0;
 	}
+	if (n == 0)
+		snprintf(out, cap, "no vision host is configured any more");
 }
 
 int64_t fs_vision_rouse_locked(struct fs_vision *v)
@@ -174,7 +180,8 @@ int64_t fs_vision_rouse_locked(struct fs_vision *v)
 	int64_t now = fs_now(), until = 0;
 	for (size_t i = 0; i < v->n_hosts; i++) {
 		struct fs_host *h = &v->hosts[i];
-		if (!h->has_wol || h->state == FS_HOST_UP || h->state == FS_HOST_STARTING || !h->asleep)
+		if (!fs_host_is_live(h) || !h->has_wol || h->state == FS_HOST_UP ||
+		        h->state == FS_HOST_STARTING || !h->asleep)
 			continue;
 		if (!h->woken_at || now >= h->woken_at + FS_VISION_WOL_EVERY_MS * FS_MS) {
 			h->woken_at = now;
@@ -260,7 +267,9 @@ void fs_vision_review_locked(struct fs_vision *v)
 {
 	review_parked_locked(v);
 	for (size_t i = 0; i < v->n_hosts && v->n_hosts > 1; i++)
-		for (int n = 0; n < FS_POOL_MAX_AHEAD && v->hosts[i].state == FS_HOST_UP; n++)
+		for (int n = 0; n < FS_POOL_MAX_AHEAD && fs_host_is_live(&v->hosts[i]) &&
+		                v->hosts[i].state == FS_HOST_UP;
+		        n++)
 			if (!take_over_locked(&v->hosts[i]))
 				break;
 }

@@ -46,7 +46,7 @@ struct fs_vision_local_opts { /* copied */
 };
 struct fs_vision_opts {
 	struct fs_vision_host_opts hosts[FS_VISION_MAX_HOSTS];
-	size_t n_hosts;
+	size_t n_hosts;                           /* 0: none yet; pictures are refused until there are some */
 	const struct fs_vision_local_opts *local; /* not NULL: the encoder on this machine; n_hosts is 0 */
 	int32_t n_embd; /* the text model's; a host whose rows have another width is refused by name */
 	const char *fingerprint; /* of the mmproj that every host must have; NULL = any, but all the same */
@@ -66,6 +66,22 @@ struct fs_vision_opts {
 int fs_vision_create(const struct fs_vision_opts *o, struct fs_vision **out, struct fs_errbuf *e);
 void fs_vision_destroy(struct fs_vision *v); /* says BYE where it can, within a second; pending jobs end with
                                                 FS_EUNAVAILABLE and may be destroyed later */
+
+/* Whether there is anything that pictures could be given to, up or down. NULL has nothing. */
+bool fs_vision_has_hosts(struct fs_vision *v);
+
+struct fs_vision_change {
+	size_t added, removed, kept; /* a host whose settings differ was removed and added */
+};
+/*
+ * From now on these are the hosts, 0 to FS_VISION_MAX_HOSTS. Those that are the same in every setting are not
+ * touched. New ones are connected; the others get no further picture: what waited for them goes elsewhere,
+ * what was sent to them is finished there (or is tried elsewhere when they are lost), and then they are left
+ * with BYE. All or nothing: on failure everything is as before. Never waits for the network. One caller at a
+ * time. FS_ENOTSUP: the encoder is on this machine.
+ */
+int fs_vision_set_hosts(struct fs_vision *v, const struct fs_vision_host_opts *hosts, size_t n,
+        struct fs_vision_change *change, struct fs_errbuf *e);
 
 /* Waits until an encoder on this machine that is not elastic can take pictures; FS_EUNAVAILABLE and its cause
  * when it can not start; FS_ECANCELLED when stop_fd becomes readable first (-1 = none). FS_OK at once for
@@ -144,6 +160,7 @@ struct fs_host_status {
 	int64_t since;         /* monotonic ns of the last change of state */
 	int64_t benched_until; /* monotonic ns: not asked (UP) or dialled (DOWN) before; 0 = is not benched */
 };
+/* In the configuration's order. */
 size_t fs_vision_status(struct fs_vision *v, struct fs_host_status *out, size_t cap);
 const char *fs_host_state_name(enum fs_host_state s);
 

@@ -51,6 +51,21 @@ def test_bye_ends_lease_and_encoder(watchdog):
     c.close()
 
 
+def test_bye_of_one_of_two_channels_leaves_the_other_one_alone(watchdog):
+    h = watchdog().start()
+    a, b = h.channel(channel=1), h.channel(channel=2)
+    pid = h.encoder_pid()
+    a.send(fc.BYE)
+    a.gone()
+    assert [l["channels"] for l in h.status()["leases"]] == [1]
+    b.enc(1, picture())
+    assert b.answer(1)[0] == "rows" and h.encoder_pid() == pid
+    b.send(fc.BYE)
+    b.gone()
+    h.wait_state("absent")
+    assert not alive(pid) and h.status()["leases"] == []
+
+
 def test_probe_failures_end_the_lease_of_a_lost_channel(watchdog):
     h = watchdog(lease_grace_s=3600).start()
     s, port = listener()

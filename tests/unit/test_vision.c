@@ -496,6 +496,7 @@ static void nonsense_is_refused(void **state)
 	struct fs_vision_opts o = {0};
 	struct fs_vision *v = NULL;
 	struct fs_errbuf e;
+	o.n_hosts = FS_VISION_MAX_HOSTS + 1;
 	assert_int_equal(fs_vision_create(&o, &v, &e), FS_EINVAL);
 	o.n_hosts = 1;
 	o.hosts[0].host = "-oProxyCommand=x";
