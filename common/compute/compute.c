@@ -23,19 +23,50 @@ void fs_dev_fail(struct fs_dev *d, int err, const char *fmt, ...)
 	d->err = fs_fail(&d->err_text, err, "%s", text);
 }
 
+#ifdef FS_CUDA
+static int open_cuda(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errbuf *e)
+{
+	return fs_cuda_open(o, out, e);
+}
+#else
+static int open_cuda(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errbuf *e)
+{
+	return fs_fail(e, FS_ENOTSUP, "this build of farsight %s has no CUDA support", FS_VERSION);
+}
+#endif
+
+/* "cuda" or "cuda:N" */
+static bool names_a_card(const char *name)
+{
+	const char *n = name + 5;
+
+	if (strncmp(name, "cuda", 4) != 0)
+		return false;
+	return name[4] == '\0' || (name[4] == ':' && n[0] >= '0' && n[0] <= '9' &&
+	                                  (n[1] == '\0' || (n[1] >= '0' && n[1] <= '9' && n[2] == '\0')));
+}
+
 int fs_dev_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errbuf *e)
 {
 	const char *name = o->device ? o->device : "auto";
+	struct fs_errbuf why = {.text = ""};
+	int err;
 
 	if (o->threads < 0 || o->threads > 1024)
 		return fs_fail(e, FS_EINVAL, "threads: %d is not in 0..1024", o->threads);
-	if (!strcmp(name, "cuda") || !strncmp(name, "cuda:", 5))
-		return fs_fail(e, FS_ENOTSUP,
-		        "device \"%s\": this build of farsight %s has no CUDA support; use \"cpu\" or "
-		        "\"auto\"",
-		        name, FS_VERSION);
-	if (strcmp(name, "auto") && strcmp(name, "cpu"))
+	if (!strcmp(name, "cpu"))
+		return fs_cpu_open(o, out, e);
+	if (names_a_card(name)) {
+		err = open_cuda(o, out, &why);
+		return err ? fs_fail(e, err, "device \"%s\": %s; use \"cpu\" or \"auto\" to do without", name,
+		                     why.text)
+		           : FS_OK;
+	}
+	if (strcmp(name, "auto"))
 		return fs_fail(e, FS_EINVAL, "device \"%s\" is not one of auto, cpu, cuda, cuda:N", name);
+	if (open_cuda(o, out, &why) == FS_OK)
+		return FS_OK;
+	fs_info("device \"auto\": the CPU, because %s", why.text);
 	return fs_cpu_open(o, out, e);
 }
 

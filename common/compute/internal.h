@@ -63,5 +63,7 @@ struct fs_dev {
 void fs_dev_fail(struct fs_dev *d, int err, const char *fmt, ...) FS_PRINTF(3, 4);
 
 int fs_cpu_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errbuf *e);
+/* Where FS_CUDA is defined. The device is "auto", "cuda" or "cuda:N" with N below 100. */
+int fs_cuda_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errbuf *e);
 
 #endif
