@@ -183,6 +183,9 @@ static void tell_exit(const struct fs_encproc *p, int status, char *out, size_t 
 	if (WIFSIGNALED(status))
 		snprintf(out, cap, "the encoder was ended by signal %d%s%s%s", WTERMSIG(status), why, colon,
 		        p->last_words);
+	else if (WEXITSTATUS(status) == FS_ENCODER_EXIT_LOST && p->o.extended)
+		snprintf(out, cap, "the encoder's GPU failed (status %d)%s%s", WEXITSTATUS(status), colon,
+		        p->last_words);
 	else
 		snprintf(out, cap, "the encoder ended with status %d%s%s", WEXITSTATUS(status), colon,
 		        p->last_words);

@@ -52,6 +52,10 @@ int fs_rows_check_finite(const float *rows, size_t n, struct fs_errbuf *e);
  * options in front of the paths: "ENC dtype=f16 min=4 max=64 <in> <out>"; READY n_embd fingerprint=<32 hex>
  * device=<word> min_tokens=N max_tokens=N vram_free_mb=N vram_total_mb=N. */
 
+/* Exit status of an encoder whose device failed for good, and which would be of use again after a new start.
+ */
+#define FS_ENCODER_EXIT_LOST 3
+
 #define FS_LINE_MAX 8192 /* bytes with the newline; a longer line is FS_EFORMAT */
 
 struct fs_ready {

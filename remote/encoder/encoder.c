@@ -62,25 +62,10 @@ static int check_model(const struct fs_encoder_opts *o, int n_out, struct fs_err
 	return FS_OK;
 }
 
-static int open_device(const struct fs_encoder_opts *o, struct fs_dev **out, struct fs_errbuf *e)
-{
-	struct fs_dev_opts d = {.device = o->device, .threads = o->threads, .precision = o->precision};
-	int err;
-
-	if (d.device == NULL)
-		d.device = "cpu";
-	if (o->gpu && (o->device == NULL || strcmp(o->device, "auto") == 0))
-		d.device = "cuda";
-	if (o->gpu && strcmp(d.device, "cpu") == 0)
-		return fs_fail(e, FS_EINVAL, "--gpu and --device cpu contradict each other");
-	err = fs_dev_open(&d, out, e);
-	return err != FS_OK && o->gpu ? fs_fail_prefix(e, err, "no GPU to encode on") : err;
-}
-
 /* Options replace the file's bounds; a bound of the file gives way to one that was asked for. */
-static int set_bounds(struct fs_encoder *v, const struct fs_encoder_opts *o, struct fs_errbuf *e)
+static int set_bounds(
+        struct fs_encoder *v, const struct fs_encoder_opts *o, struct vision_hparams *h, struct fs_errbuf *e)
 {
-	struct vision_hparams *h = &v->tower.h;
 	int64_t cell = cell_pixels(h);
 
 	if (o->min_tokens < 0 || o->max_tokens < 0 || o->min_tokens > FS_ROWS_MAX_TOKENS ||
@@ -107,6 +92,73 @@ static int set_bounds(struct fs_encoder *v, const struct fs_encoder_opts *o, str
 	return FS_OK;
 }
 
+/* ---- the device ---- */
+
+static const char no_room[] = "lower --max-tokens, use another card, or encode on the CPU (--device cpu)";
+
+/* Cells of the largest picture. A very long one has more than max_tokens: docs/ENCODER.md. */
+static int64_t most_cells(const struct fs_encoder *v)
+{
+	int64_t max = v->facts.max_tokens, longest = 1;
+
+	while (longest * longest < 200 * max)
+		longest++;
+	return FS_MAX(max, longest);
+}
+
+static int check_room(struct fs_encoder *v, const struct vision_hparams *h, struct fs_errbuf *e)
+{
+	struct fs_dev_need n = {0};
+	int err = tower_bytes(v->d, v->g, h, &n.weights, e);
+
+	if (err != FS_OK)
+		return err;
+	n.work = tower_work_bytes(v->d, h, most_cells(v) * h->merge * h->merge);
+	return fs_dev_fit(v->d, &n, no_room, e);
+}
+
+static int bring_up(struct fs_encoder *v, const struct fs_dev_opts *d, const struct vision_hparams *h,
+        struct fs_errbuf *e)
+{
+	int err = fs_dev_open(d, &v->d, e);
+
+	if (err == FS_OK)
+		err = check_room(v, h, e);
+	if (err == FS_OK)
+		err = tower_init(&v->tower, v->d, v->g, h, e);
+	return err;
+}
+
+/* "auto" takes the CPU when the tower does not fit the card. */
+static int place(struct fs_encoder *v, const struct fs_encoder_opts *o, const struct vision_hparams *h,
+        struct fs_errbuf *e)
+{
+	struct fs_dev_opts d = {.device = o->device, .threads = o->threads, .precision = o->precision};
+	struct fs_errbuf why = {""};
+	int err;
+
+	if (d.device == NULL)
+		d.device = "cpu";
+	if (o->gpu && (o->device == NULL || strcmp(o->device, "auto") == 0))
+		d.device = "cuda";
+	if (o->gpu && strcmp(d.device, "cpu") == 0)
+		return fs_fail(e, FS_EINVAL, "--gpu and --device cpu contradict each other");
+	err = bring_up(v, &d, h, &why);
+	if (err == FS_OK)
+		return FS_OK;
+	if (err == FS_EFORMAT || strcmp(d.device, "auto") != 0 || v->d == NULL || !fs_dev_is_gpu(v->d)) {
+		fs_fail(e, err, "%s", why.text);
+		return o->gpu && v->d == NULL ? fs_fail_prefix(e, err, "no GPU to encode on") : err;
+	}
+	fs_warn("the CPU is used instead of a GPU: %s", why.text);
+	fs_dev_close(v->d);
+	v->d = NULL;
+	d.device = "cpu";
+	return bring_up(v, &d, h, e);
+}
+
+/* ---- life ---- */
+
 static int open_parts(struct fs_encoder *v, const struct fs_encoder_opts *o, struct fs_errbuf *e)
 {
 	struct vision_hparams h = {0};
@@ -121,13 +173,11 @@ static int open_parts(struct fs_encoder *v, const struct fs_encoder_opts *o, str
 		return fs_fail_prefix(e, err, "cannot load the vision encoder");
 	err = check_model(o, h.n_out, e);
 	if (err == FS_OK)
-		err = open_device(o, &v->d, e);
+		err = set_bounds(v, o, &h, e);
 	if (err == FS_OK)
-		err = tower_init(&v->tower, v->d, v->g, &h, e);
+		err = place(v, o, &h, e);
 	if (err == FS_OK)
 		err = fs_gguf_fingerprint(v->g, v->facts.fingerprint, e);
-	if (err == FS_OK)
-		err = set_bounds(v, o, e);
 	if (err != FS_OK)
 		return err;
 	v->facts.n_embd = h.n_out;
@@ -167,6 +217,16 @@ const struct fs_encoder_facts *fs_encoder_facts(const struct fs_encoder *v)
 	return &v->facts;
 }
 
+bool fs_encoder_memory(struct fs_encoder *v, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+	return fs_dev_memory(v->d, free_bytes, total_bytes);
+}
+
+bool fs_encoder_lost(const struct fs_encoder *v)
+{
+	return fs_dev_lost(v->d);
+}
+
 /* Takes the patches' rows into a new block and checks them. */
 static int run_tower(struct fs_encoder *v, const struct patches *p, struct fs_cancel *cancel,
         struct fs_rows_shape *shape, float **rows, struct fs_errbuf *e)
@@ -194,17 +254,32 @@ static int run_tower(struct fs_encoder *v, const struct patches *p, struct fs_ca
 	return FS_OK;
 }
 
+/* The sides of the largest picture that is not much longer than wide. */
+static void largest(int32_t cells, int *nx, int *ny)
+{
+	int best = 0;
+
+	for (int side = 1; (int64_t)side * side <= cells; side++) {
+		int other = cells / side;
+
+		if (other <= 4 * side && side * other >= best) {
+			best = side * other;
+			*nx = side;
+			*ny = other;
+		}
+	}
+}
+
 int fs_encoder_warm_up(struct fs_encoder *v, struct fs_errbuf *e)
 {
 	const struct vision_hparams *h = &v->tower.h;
 	struct patches p = {0};
 	struct fs_rows_shape shape;
 	float *rows = NULL;
-	int side = 1, err;
+	int nx = 1, ny = 1, err;
 
-	while ((side + 1) * (side + 1) <= v->facts.max_tokens)
-		side++;
-	err = patches_grey(h, side * h->merge, side * h->merge, &p, e);
+	largest((int32_t)most_cells(v), &nx, &ny);
+	err = patches_grey(h, nx * h->merge, ny * h->merge, &p, e);
 	if (err == FS_OK)
 		err = run_tower(v, &p, NULL, &shape, &rows, e);
 	free(rows);

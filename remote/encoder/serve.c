@@ -1,7 +1,8 @@
 /*
  * The line protocol: takes orders from the inbox, encodes, leaves rows files, answers. Runs on the main
  * thread, which owns the encoder. Exactly one answer goes out for each ENC; a rows file exists when the
- * answer is OK, and only then.
+ * answer is OK, and only then. A device that is lost takes the program along: its picture gets no answer but
+ * the end, since "ERR" would say that the picture was at fault.
  */
 #include "remote/encoder/serve.h"
 
@@ -50,14 +51,19 @@ void serve_refuse(const char *text)
 	say_error(text);
 }
 
-static bool say_ready(const struct fs_encoder_facts *f, bool extended)
+static bool say_ready(struct fs_encoder *v, bool extended)
 {
-	char line[FS_LINE_MAX];
+	const struct fs_encoder_facts *f = fs_encoder_facts(v);
+	uint64_t have, total;
+	char line[FS_LINE_MAX], vram[80] = "";
 
+	if (fs_encoder_memory(v, &have, &total))
+		snprintf(vram, sizeof(vram), " vram_free_mb=%llu vram_total_mb=%llu",
+		        (unsigned long long)(have >> 20), (unsigned long long)(total >> 20));
 	if (extended)
 		snprintf(line, sizeof(line),
-		        "READY %d fingerprint=%s device=%s min_tokens=%d max_tokens=%d\n", f->n_embd,
-		        f->fingerprint, f->device, f->min_tokens, f->max_tokens);
+		        "READY %d fingerprint=%s device=%s min_tokens=%d max_tokens=%d%s\n", f->n_embd,
+		        f->fingerprint, f->device, f->min_tokens, f->max_tokens, vram);
 	else
 		snprintf(line, sizeof(line), "READY %d\n", f->n_embd);
 	return say(line);
@@ -155,7 +161,7 @@ static int encode(struct fs_encoder *v, struct inbox *b, const struct inbox_orde
 	return err;
 }
 
-/* False when the answer could not be delivered. */
+/* False when the answer could not be delivered, or there is none. */
 static bool answer(struct fs_encoder *v, struct inbox *b, const struct inbox_order *o)
 {
 	struct fs_rows_shape s = {0};
@@ -166,6 +172,10 @@ static bool answer(struct fs_encoder *v, struct inbox *b, const struct inbox_ord
 
 	if (e.text[0] == 0)
 		err = encode(v, b, o, &s, &e);
+	if (fs_encoder_lost(v)) {
+		fs_error("the GPU failed: %s", e.text[0] ? e.text : "it is lost");
+		return false;
+	}
 	snprintf(line, sizeof(line), "OK %d %d %d %.1f\n", s.n_tokens, s.nx, s.ny,
 	        (double)(fs_now() - start) / 1e6);
 	inbox_done(b);
@@ -188,7 +198,8 @@ static void block_signals(void)
 	signal(SIGPIPE, SIG_IGN);
 }
 
-static int run(const struct fs_encoder_opts *o, bool extended, struct inbox *b, struct fs_errbuf *e)
+static int run(
+        const struct fs_encoder_opts *o, bool extended, struct inbox *b, bool *lost, struct fs_errbuf *e)
 {
 	struct fs_encoder *v = NULL;
 	struct inbox_order *order;
@@ -198,10 +209,11 @@ static int run(const struct fs_encoder_opts *o, bool extended, struct inbox *b, 
 		err = fs_encoder_warm_up(v, e);
 	if (err == FS_OK) {
 		inbox_ready(b);
-		if (say_ready(fs_encoder_facts(v), extended))
+		if (say_ready(v, extended))
 			while ((order = inbox_next(b)) != NULL && answer(v, b, order))
 				;
 	}
+	*lost = v != NULL && fs_encoder_lost(v);
 	fs_encoder_close(v);
 	return err;
 }
@@ -210,16 +222,17 @@ int serve(const struct fs_encoder_opts *o, bool extended)
 {
 	struct inbox *b = NULL;
 	struct fs_errbuf e = {{0}};
+	bool lost = false;
 	int err;
 
 	block_signals();
 	err = inbox_open(&b, extended, &e);
 	if (err == FS_OK)
-		err = run(o, extended, b, &e);
+		err = run(o, extended, b, &lost, &e);
 	if (err != FS_OK) {
 		fs_error("%s", e.text);
 		say_error(e.text);
 	}
 	inbox_close(b);
-	return err == FS_OK ? 0 : 1;
+	return lost ? FS_ENCODER_EXIT_LOST : err == FS_OK ? 0 : 1;
 }

@@ -51,12 +51,11 @@ static void norm(const struct run *r, const struct norm *w, const float *x, floa
 
 /* ---- memory ---- */
 
-static int64_t choose_chunk(const struct tower *t, int64_t n)
+static int64_t choose_chunk(const struct fs_dev *d, const struct vision_hparams *h, int64_t n)
 {
-	const struct vision_hparams *h = &t->h;
 	int64_t cell = (int64_t)h->merge * h->merge, chunk = GPU_CHUNK;
 
-	if (!fs_dev_is_gpu(t->d)) {
+	if (!fs_dev_is_gpu(d)) {
 		double a_row =
 		        FS_MAX(2.0 * h->n_embd * FS_MAX(h->n_ff, h->n_embd), 4.0 * (double)n * h->n_embd);
 
@@ -75,36 +74,63 @@ static void run_finish(struct run *r)
 		fs_dev_free(r->d, all[i]);
 }
 
-static int run_init(struct run *r, const struct tower *t, const struct patches *p, struct fs_cancel *cancel,
-        struct fs_errbuf *e)
-{
-	const struct vision_hparams *h = &t->h;
-	int64_t c = choose_chunk(t, p->n), embd = h->n_embd, cell = (int64_t)h->merge * h->merge;
+/* The buffers of a run: where, and how many floats. */
+struct buffer {
+	float **to;
+	int64_t floats;
+};
+#define N_BUFFERS 9
 
-	*r = (struct run){.t = t, .d = t->d, .cancel = cancel, .e = e, .n = p->n, .chunk = c};
-	const struct {
-		float **out;
-		int64_t floats;
-	} need[] = {
-	        {&r->cs, p->n * t->rope.n_pairs * 2},
-	        {&r->x, p->n * embd},
-	        {&r->k, p->n * embd},
-	        {&r->v, p->n * embd},
+static void list_buffers(
+        struct run *r, const struct vision_hparams *h, int64_t n, int64_t c, struct buffer out[N_BUFFERS])
+{
+	int64_t embd = h->n_embd, cell = (int64_t)h->merge * h->merge;
+	const struct buffer all[N_BUFFERS] = {
+	        {&r->cs, n * (h->head_dim / 4 * 2) * 2},
+	        {&r->x, n * embd},
+	        {&r->k, n * embd},
+	        {&r->v, n * embd},
 	        {&r->a, c * embd},
 	        {&r->b, c * embd},
 	        {&r->wide, c * FS_MAX((int64_t)h->n_ff, embd)},
 	        {&r->pixels, c * 3 * h->patch * h->patch},
 	        {&r->rows, c / cell * h->n_out},
 	};
-	for (size_t i = 0; i < FS_ARRAY_LEN(need); i++) {
+
+	memcpy(out, all, sizeof(all));
+}
+
+uint64_t tower_work_bytes(const struct fs_dev *d, const struct vision_hparams *h, int64_t n)
+{
+	int64_t c = choose_chunk(d, h, n), cell = (int64_t)h->merge * h->merge,
+	        widest = FS_MAX(FS_MAX((int64_t)h->n_ff, cell * h->n_embd), (int64_t)3 * h->patch * h->patch);
+	struct run r;
+	struct buffer all[N_BUFFERS];
+	uint64_t sum = fs_dev_rounded(2 * (uint64_t)n * sizeof(int32_t)); /* positions */
+
+	list_buffers(&r, h, n, c, all);
+	for (size_t i = 0; i < N_BUFFERS; i++)
+		sum += fs_dev_rounded((uint64_t)all[i].floats * sizeof(float));
+	return sum + fs_dev_scratch(d, c, widest, n, h->n_embd);
+}
+
+static int run_init(struct run *r, const struct tower *t, const struct patches *p, struct fs_cancel *cancel,
+        struct fs_errbuf *e)
+{
+	int64_t c = choose_chunk(t->d, &t->h, p->n);
+	struct buffer all[N_BUFFERS];
+
+	*r = (struct run){.t = t, .d = t->d, .cancel = cancel, .e = e, .n = p->n, .chunk = c};
+	list_buffers(r, &t->h, p->n, c, all);
+	for (size_t i = 0; i < N_BUFFERS; i++) {
 		void *mem = NULL;
-		int err = fs_dev_alloc(r->d, (size_t)need[i].floats * sizeof(float), &mem, e);
+		int err = fs_dev_alloc(r->d, (size_t)all[i].floats * sizeof(float), &mem, e);
 
 		if (err != FS_OK) {
 			run_finish(r);
 			return err;
 		}
-		*need[i].out = mem;
+		*all[i].to = mem;
 	}
 	return FS_OK;
 }
@@ -243,8 +269,8 @@ static int run_layer(struct run *r, const struct tower_layer *l)
 	}
 	/* on a GPU the work is only queued so far: without waiting, the token would be looked at long before
 	 * it is done */
-	if (err == FS_OK && fs_dev_is_gpu(r->d))
-		err = fs_dev_sync(r->d, r->e);
+	if (err == FS_OK)
+		fs_dev_pace(r->d);
 	return err;
 }
 

@@ -63,6 +63,9 @@ struct tower {
 	struct linear merge1, merge2; /* merge² · n_embd -> same -> n_out */
 	struct fs_rope rope;
 };
+/* Bytes of d's memory that the weights will take; errors as of tower_init. */
+int tower_bytes(struct fs_dev *d, const struct fs_gguf *g, const struct vision_hparams *h, uint64_t *out,
+        struct fs_errbuf *e);
 /* h is read already; g must outlive the tower (weights may stay in its map). On failure everything is given
  * back. */
 int tower_init(struct tower *t, struct fs_dev *d, const struct fs_gguf *g, const struct vision_hparams *h,
@@ -71,6 +74,8 @@ void tower_finish(struct tower *t);
 
 /* ---- tower.c ---- */
 
+/* Bytes of d's memory that a picture of n patches takes while it is encoded. */
+uint64_t tower_work_bytes(const struct fs_dev *d, const struct vision_hparams *h, int64_t n);
 /* rows: host, [p->n / merge²][n_out], raster order of the blocks. */
 int tower_run(const struct tower *t, const struct patches *p, struct fs_cancel *cancel, float *rows,
         struct fs_errbuf *e);

@@ -1,7 +1,7 @@
 /*
- * The tower's weights, found by name, checked by shape, put on the device. Runs on the device's thread. Knows
- * the two spellings that files have: q, k and v apart or in one tensor, and the feed-forward pair under
- * exchanged names.
+ * The tower's weights, found by name, checked by shape, put on the device; what they will take of its memory
+ * is counted by the same walk. Runs on the device's thread. Knows the two spellings that files have: q, k and
+ * v apart or in one tensor, and the feed-forward pair under exchanged names.
  */
 #include "remote/encoder/tower.h"
 
@@ -14,16 +14,33 @@ struct loader {
 	struct fs_dev *d;
 	const struct fs_gguf *g;
 	struct fs_errbuf *e;
+	uint64_t *count; /* not NULL: nothing is loaded, the bytes are added to it */
 };
 
 /* ---- parts ---- */
+
+static int take_weight(const struct loader *l, const struct fs_gguf_tensor *t, struct fs_weight *w)
+{
+	if (l->count == NULL)
+		return fs_weight_load(l->d, t, true, w, l->e);
+	*l->count += fs_weight_bytes(l->d, t, true);
+	return FS_OK;
+}
+
+static int take_vector(const struct loader *l, const struct fs_gguf_tensor *t, float **out)
+{
+	if (l->count == NULL)
+		return fs_vector_load(l->d, t, out, l->e);
+	*l->count += fs_vector_bytes(l->d, t);
+	return FS_OK;
+}
 
 static int load_vector(const struct loader *l, const char *name, int64_t n, float **out)
 {
 	const struct fs_gguf_tensor *t = NULL;
 	int err = fs_gguf_need(l->g, name, n, 1, &t, l->e);
 
-	return err != FS_OK ? err : fs_vector_load(l->d, t, out, l->e);
+	return err != FS_OK ? err : take_vector(l, t, out);
 }
 
 /* "<base>.bias" when the file has one. */
@@ -44,7 +61,7 @@ static int load_linear(const struct loader *l, const char *base, int64_t in, int
 	snprintf(name, sizeof(name), "%s.weight", base);
 	err = fs_gguf_need(l->g, name, in, out, &t, l->e);
 	if (err == FS_OK)
-		err = fs_weight_load(l->d, t, true, &y->w, l->e);
+		err = take_weight(l, t, &y->w);
 	return err != FS_OK ? err : load_bias(l, base, out, &y->b);
 }
 
@@ -119,7 +136,7 @@ static int load_patch(const struct loader *l, struct tower *t)
 		err = add_kernel(l, h, "v.patch_embd.weight.1", t->kernel);
 	both.data = t->kernel;
 	if (err == FS_OK)
-		err = fs_weight_load(l->d, &both, true, &t->patch.w, l->e);
+		err = take_weight(l, &both, &t->patch.w);
 	return err != FS_OK ? err : load_bias(l, "v.patch_embd", h->n_embd, &t->patch.b);
 }
 
@@ -150,7 +167,7 @@ static int load_fused(const struct loader *l, const char *base, int64_t n, int i
 	if (err != FS_OK)
 		return err;
 	part = some_rows(w, i * n, n);
-	err = fs_weight_load(l->d, &part, true, &y->w, l->e);
+	err = take_weight(l, &part, &y->w);
 	snprintf(name, sizeof(name), "%s.bias", base);
 	b = fs_gguf_tensor(l->g, name);
 	if (err != FS_OK || b == NULL)
@@ -164,7 +181,7 @@ static int load_fused(const struct loader *l, const char *base, int64_t n, int i
 	part.ne[0] = n;
 	part.nbytes = b->nbytes / 3;
 	part.data = (const uint8_t *)b->data + (size_t)i * part.nbytes;
-	return fs_vector_load(l->d, &part, &y->b, l->e);
+	return take_vector(l, &part, &y->b);
 }
 
 static int load_qkv(const struct loader *l, int il, int64_t n, struct tower_layer *y)
@@ -266,20 +283,43 @@ static int load_all(const struct loader *l, struct tower *t)
 		err = load_linear(l, "mm.0", wide, wide, &t->merge1);
 	if (err == FS_OK)
 		err = load_linear(l, "mm.2", wide, h->n_out, &t->merge2);
-	return err != FS_OK ? err : fs_dev_sync(l->d, l->e);
+	return err;
+}
+
+static void begin(struct tower *t, struct fs_dev *d, const struct vision_hparams *h)
+{
+	memset(t, 0, sizeof(*t));
+	t->h = *h;
+	t->d = d;
+	fill_rope(&t->rope, h->head_dim);
+}
+
+int tower_bytes(struct fs_dev *d, const struct fs_gguf *g, const struct vision_hparams *h, uint64_t *out,
+        struct fs_errbuf *e)
+{
+	uint64_t bytes = 0;
+	struct loader l = {.d = d, .g = g, .e = e, .count = &bytes};
+	struct tower t;
+	int err;
+
+	begin(&t, d, h);
+	err = load_all(&l, &t);
+	tower_finish(&t);
+	if (err == FS_OK)
+		*out = bytes;
+	return err;
 }
 
 int tower_init(struct tower *t, struct fs_dev *d, const struct fs_gguf *g, const struct vision_hparams *h,
         struct fs_errbuf *e)
 {
-	struct loader l = {d, g, e};
+	struct loader l = {.d = d, .g = g, .e = e};
 	int err;
 
-	memset(t, 0, sizeof(*t));
-	t->h = *h;
-	t->d = d;
-	fill_rope(&t->rope, h->head_dim);
+	begin(t, d, h);
 	err = load_all(&l, t);
+	if (err == FS_OK)
+		err = fs_dev_sync(d, e);
 	if (err != FS_OK)
 		tower_finish(t);
 	return err;

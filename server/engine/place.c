@@ -55,16 +55,10 @@ static int check_room(struct fs_core *c, int32_t *chunk, struct fs_errbuf *e)
 static int load(struct fs_core *c, struct fs_errbuf *e)
 {
 	int64_t start = fs_now();
-	double s, gib = (double)fs_gguf_tensor_bytes(c->model.gguf) / (1 << 30);
 	int err = fs_model_load(&c->model, c->dev, e);
 
-	if (err != FS_OK)
-		return err;
 	c->load_ns = fs_now() - start;
-	s = (double)c->load_ns / 1e9;
-	if (fs_dev_is_gpu(c->dev))
-		fs_info("weights: %.2f GiB loaded in %.2f s, %.2f GiB/s", gib, s, gib / s);
-	return FS_OK;
+	return err;
 }
 
 static int bring_up(struct fs_core *c, const char *device, struct fs_errbuf *e)

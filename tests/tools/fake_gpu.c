@@ -104,14 +104,12 @@ static void fake_release(struct fs_dev *d, void *p)
 
 static uint64_t fake_weight_bytes(const struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed)
 {
-	return fs_dev_rounded(t->nbytes) * (expect_packed ? 2 : 1);
+	return fs_dev_rounded(t->nbytes);
 }
 
 static uint64_t loaded_bytes(const struct fs_weight *w)
 {
-	size_t bytes = fs_dtype_row_bytes(w->type, w->in) * (size_t)w->out;
-
-	return fs_dev_rounded(bytes) * (w->packed != NULL ? 2 : 1);
+	return fs_dev_rounded(fs_dtype_row_bytes(w->type, w->in) * (size_t)w->out);
 }
 
 static int fake_weight_load(struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed,
