@@ -1,4 +1,5 @@
 /* farsight host add: the steps in their order, and the way in, which the other subcommands take too. */
+#include "common/gguf/gguf.h"
 #include "server/cli/host.h"
 
 #include <stdio.h>
@@ -102,6 +103,29 @@ int host_connect(struct host *h, bool may_pin)
 	return rc ? rc : host_sign_in(h, true);
 }
 
+/* A file that is no vision model would be noticed by the encoder, after a build and a long transfer. What
+ * other encoders take is theirs to say. */
+static int check_mmproj(struct host *h)
+{
+	struct fs_gguf *g;
+	struct fs_errbuf e;
+	const char *arch = "clip";
+	size_t n = 4;
+	if (!h->o.mmproj)
+		return FS_OK;
+	int rc = fs_gguf_open(&g, h->o.mmproj, &e);
+	if (rc)
+		return host_failed(h, rc, "mmproj", NULL, e.text);
+	fs_gguf_str(g, "general.architecture", &arch, &n, NULL);
+	if (!h->o.encoder && (n != 4 || memcmp(arch, "clip", 4) != 0))
+		rc = fs_fail(&e, FS_EFORMAT, "%s is a model of the architecture \"%.*s\", no vision model",
+		        h->o.mmproj, (int)FS_MIN(n, (size_t)64), arch);
+	fs_gguf_close(g);
+	return rc ? host_failed(h, rc, "mmproj",
+	                    "the vision model is a file of its own, often named mmproj-*.gguf", e.text)
+	          : FS_OK;
+}
+
 /* Nothing is sent before it is clear what with. */
 static int check_wishes(struct host *h)
 {
@@ -114,7 +138,10 @@ static int check_wishes(struct host *h)
 		        h->config_path, h->conf.vision.mmproj);
 		return host_failed(h, FS_EINVAL, "config", "remove that key to use vision hosts", e.text);
 	}
-	return FS_OK;
+	if (h->o.host_mmproj && h->o.host_mmproj[0] != '/')
+		return host_failed(h, FS_EINVAL, "mmproj", "give its whole path there",
+		        "--host-mmproj is no absolute path");
+	return check_mmproj(h);
 }
 
 static int install_programs(struct host *h)

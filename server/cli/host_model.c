@@ -187,15 +187,29 @@ static int send_stub(struct host *h)
 	return rc;
 }
 
+/* One that lies there already: settings that work are not changed to name a file that can not be read. */
+static int look_at_model(struct host *h)
+{
+	struct fs_errbuf e = {""};
+	struct host_call c = {
+	        .script = "head -c 4 -- \"$1\" | grep -q \"^GGUF$\"", .args = {h->o.host_mmproj}};
+	int status = 0, rc = host_call(h, &c, &status, &e);
+	if (rc == FS_EIO && status)
+		return host_failed(h, rc, "mmproj", "on the host, look at it with ls -l",
+		        (fs_fail(&e, rc, "%s on the host is no GGUF file that %s can read", h->o.host_mmproj,
+		                 h->target.user),
+		                e.text));
+	if (rc)
+		return host_failed(h, rc, "mmproj", NULL, e.text);
+	snprintf(h->host_mmproj, sizeof(h->host_mmproj), "%s", h->o.host_mmproj);
+	host_ok(h, "mmproj", "%s of the host", h->host_mmproj);
+	return FS_OK;
+}
+
 int host_send_models(struct host *h)
 {
-	int rc = FS_OK;
-	if (h->o.host_mmproj && h->o.host_mmproj[0] != '/')
-		return host_failed(h, FS_EINVAL, "mmproj", "give its whole path there",
-		        "--host-mmproj is no absolute path");
-	if (h->o.host_mmproj)
-		snprintf(h->host_mmproj, sizeof(h->host_mmproj), "%s", h->o.host_mmproj);
-	if (h->o.mmproj)
+	int rc = h->o.host_mmproj ? look_at_model(h) : FS_OK;
+	if (!rc && h->o.mmproj)
 		rc = send_model(h, "mmproj", h->o.mmproj, NULL, h->host_mmproj, sizeof(h->host_mmproj));
 	return rc || !h->o.model ? rc : send_stub(h);
 }

@@ -320,6 +320,27 @@ def test_a_damaged_part_is_never_used(box):
     box.added()
 
 
+def test_files_that_are_no_vision_model_stop_it_early(box):
+    """Nothing is sent or changed for them, and what works goes on working."""
+    box.start()
+    junk = box.tmp / "junk.gguf"
+    junk.write_bytes(b"GGUF, it says")
+    for path, cause in ((lab.TEXT_MODEL, "no vision model"), (junk, "junk.gguf"), (box.tmp / "none.gguf", "No such file")):
+        status, said = box.add("--yes", "--binary", str(box.binary), "--mmproj", str(path))
+        assert status == 1 and cause in lines(said, "failed  mmproj")[0], said
+        assert not lines(said, "ok") and not (box.home / ".local").exists(), said
+    box.added()
+    settings = box.settings().read_bytes()
+    for path, cause in (("/no/such.gguf", "no GGUF file"), (str(box.keys), "no GGUF file"), ("a.gguf", "no absolute path")):
+        status, said = box.add("--yes", "--binary", str(box.binary), "--host-mmproj", path)
+        assert status == 1 and cause in lines(said, "failed  mmproj")[0], said
+    assert box.settings().read_bytes() == settings and box.check()[0] == 0
+    there = box.tmp / "it's there.gguf"
+    shutil.copy(lab.MMPROJ, there)
+    status, said = box.add("--yes", "--binary", str(box.binary), "--host-mmproj", str(there))
+    assert status == 0 and json.loads(box.settings().read_text())["mmproj"] == str(there), said
+
+
 def test_settings_of_the_admin_stay(box):
     box.start()
     box.settings().parent.mkdir(parents=True)
