@@ -324,10 +324,10 @@ static void encode(char *order)
 		note("full");
 		return;
 	}
+	note("ok"); /* first: a fault may end this process between the two */
 	say("OK %d %d %d 1.5", a.nx * a.ny, a.nx, a.ny);
 	if (a.twice)
 		say("OK %d %d %d 1.5", a.nx * a.ny, a.nx, a.ny);
-	note("ok");
 }
 
 static void start(void)
