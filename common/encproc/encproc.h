@@ -24,6 +24,7 @@ struct fs_encproc_opts { /* strings and args are borrowed for as long as the enc
 	char *const *args;    /* further ones, NULL-terminated, at most FS_ENCPROC_ARGS_MAX; NULL = none */
 	char cuda_devices[8]; /* its CUDA_VISIBLE_DEVICES, in PCI bus order; "" = ours */
 	bool gpu;             /* --gpu */
+	bool gpu_if_any;      /* --device auto, which farsight-encoder alone knows */
 	bool extended;        /* it speaks the extended protocol */
 	bool on_demand;       /* started by fs_encproc_wake alone, after a failure too */
 	bool die_with_parent; /* ends with the thread that calls these functions */
@@ -80,6 +81,14 @@ struct fs_encproc {
 	struct fs_buf in, out;          /* its stdout not yet parsed; orders not yet written */
 	struct fs_buf err;              /* its stderr up to the next newline */
 };
+
+/*
+ * Where it encodes: "cpu", "cuda", "cuda:N" (N in PCI bus order) or "auto". Sets gpu, gpu_if_any and
+ * cuda_devices: who said "cpu" gets an encoder that does not see a card. "auto" is a GPU when there is one
+ * that will do, for farsight-encoder, which is told from others by its program's name; others get "cpu".
+ * FS_EINVAL for other words.
+ */
+int fs_encproc_set_device(struct fs_encproc_opts *o, const char *device, struct fs_errbuf *e);
 
 void fs_encproc_init(struct fs_encproc *p, const struct fs_encproc_opts *o, fs_encproc_done *done, void *arg);
 /* After init: takes over a process that was READY, from an earlier program of this process; c->pid 0: one

@@ -34,6 +34,10 @@ static void build_argv(struct fs_launch *l, const struct fs_encproc_opts *o)
 	}
 	if (o->gpu)
 		arg(l, "--gpu");
+	if (o->gpu_if_any) {
+		arg(l, "--device");
+		arg(l, "auto");
+	}
 	number_arg(l, "--threads", o->threads);
 	number_arg(l, "--max-tokens", o->max_tokens);
 	number_arg(l, "--min-tokens", o->min_tokens);
@@ -66,6 +70,28 @@ static int build_env(struct fs_launch *l, const char *devices, struct fs_errbuf 
 	snprintf(l->cuda, sizeof(l->cuda), "CUDA_VISIBLE_DEVICES=%s", devices);
 	l->env[kept++] = (char *)order;
 	l->env[kept] = l->cuda;
+	return FS_OK;
+}
+
+static bool is_ours(const char *program)
+{
+	const char *slash = strrchr(program, '/');
+	return strcmp(slash ? slash + 1 : program, "farsight-encoder") == 0;
+}
+
+int fs_encproc_set_device(struct fs_encproc_opts *o, const char *device, struct fs_errbuf *e)
+{
+	bool named = strncmp(device, "cuda:", 5) == 0;
+	size_t digits = named ? strspn(device + 5, "0123456789") : 0;
+	if (strcmp(device, "auto") && strcmp(device, "cpu") && strcmp(device, "cuda") &&
+	        (digits < 1 || digits > 3 || device[5 + digits]))
+		return fs_fail(e, FS_EINVAL, "must be \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"");
+	o->gpu = strncmp(device, "cuda", 4) == 0;
+	o->gpu_if_any = strcmp(device, "auto") == 0 && is_ours(o->program);
+	snprintf(o->cuda_devices, sizeof(o->cuda_devices), "%s",
+	        named                     ? device + 5
+	        : o->gpu || o->gpu_if_any ? ""
+	                                  : "-1");
 	return FS_OK;
 }
 

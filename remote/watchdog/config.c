@@ -4,6 +4,7 @@
  * to write into it.
  */
 #include "remote/watchdog/config.h"
+#include "common/encproc/encproc.h"
 #include "remote/watchdog/watchdog.h"
 
 #include <errno.h>
@@ -16,7 +17,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum key_type { KEY_PATH, KEY_BOOL, KEY_INT, KEY_AUTO_BOOL, KEY_ARGS, KEY_LEVEL };
+enum key_type {
+	KEY_PATH,
+	KEY_BOOL,
+	KEY_BOOL_OR_NONE,
+	KEY_DEVICE,
+	KEY_INT,
+	KEY_AUTO_BOOL,
+	KEY_ARGS,
+	KEY_LEVEL
+};
 
 struct key {
 	const char *name;
@@ -35,9 +45,12 @@ static const struct key keys[] = {
         {"encoder_args", KEY_ARGS, AT(encoder_args), 0, 0, 0, "list of further arguments for it"},
         {"extended", KEY_AUTO_BOOL, AT(extended), -1, 0, 0,
                 "whether it takes --extended; \"auto\": only when its name is farsight-encoder"},
-        {"gpu", KEY_BOOL, AT(gpu), 0, 0, 0, "encode on the GPU"},
+        {"device", KEY_DEVICE, AT(device), 0, 0, 0,
+                "where it encodes: \"auto\" (a GPU when there is one that will do), \"cpu\", \"cuda\", or "
+                "\"cuda:N\", N counted in PCI bus order"},
+        {"gpu", KEY_BOOL_OR_NONE, AT(gpu), -1, 0, 0, "true is \"device\": \"cuda\", false is \"cpu\""},
         {"gpu_device", KEY_INT, AT(gpu_device), -1, -1, 255,
-                "index of the card, in PCI bus order; -1: what the encoder chooses"},
+                "with \"gpu\": true, the N of \"cuda:N\"; -1: what the encoder chooses"},
         {"threads", KEY_INT, AT(threads), 0, 0, 1024, "CPU threads of the encoder; 0: its own choice"},
         {"min_tokens", KEY_INT, AT(min_tokens), 0, 0, 65536, "lower bound of rows a picture; 0: the model's"},
         {"max_tokens", KEY_INT, AT(max_tokens), 0, 0, 65536, "upper bound of rows a picture; 0: the model's"},
@@ -140,6 +153,15 @@ static int set_int(int32_t *out, const struct key *k, json_t *v, struct fs_errbu
 	return FS_OK;
 }
 
+static int set_device(char out[16], const char *s, struct fs_errbuf *e)
+{
+	struct fs_encproc_opts o = {.program = ""};
+	int rc = fs_encproc_set_device(&o, s ? s : "", e);
+	if (rc == FS_OK)
+		snprintf(out, 16, "%s", s);
+	return rc;
+}
+
 static int set_key(
         struct fs_wd_config *c, const struct key *k, json_t *v, const char *file, struct fs_errbuf *e)
 {
@@ -151,6 +173,11 @@ static int set_key(
 	case KEY_BOOL:
 		*(bool *)at = json_is_true(v);
 		return json_is_boolean(v) ? FS_OK : fs_fail(e, FS_EINVAL, "must be true or false");
+	case KEY_BOOL_OR_NONE:
+		*(int32_t *)at = json_is_true(v);
+		return json_is_boolean(v) ? FS_OK : fs_fail(e, FS_EINVAL, "must be true or false");
+	case KEY_DEVICE:
+		return set_device(at, s, e);
 	case KEY_AUTO_BOOL:
 		*(int32_t *)at = json_is_true(v) ? 1 : json_is_false(v) ? 0 : -1;
 		return json_is_boolean(v) || (s && !strcmp(s, "auto"))
@@ -173,11 +200,30 @@ static void set_defaults(struct fs_wd_config *c)
 	memset(c, 0, sizeof(*c));
 	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++) {
 		void *at = (char *)c + keys[i].offset;
-		if (keys[i].type == KEY_INT || keys[i].type == KEY_AUTO_BOOL)
+		if (keys[i].type == KEY_INT || keys[i].type == KEY_AUTO_BOOL ||
+		        keys[i].type == KEY_BOOL_OR_NONE)
 			*(int32_t *)at = keys[i].def;
 		else if (keys[i].type == KEY_LEVEL)
 			*(enum fs_log_level *)at = (enum fs_log_level)keys[i].def;
 	}
+}
+
+/* The older words say the same as "device". */
+static int choose_device(struct fs_wd_config *c, struct fs_errbuf *e)
+{
+	bool older = c->gpu >= 0 || c->gpu_device >= 0;
+	if (c->device[0] && older)
+		return fs_fail(e, FS_EINVAL,
+		        "\"device\" says it all: leave out \"gpu\" and \"gpu_device\" beside it");
+	if (c->gpu_device >= 0 && c->gpu < 0)
+		return fs_fail(e, FS_EINVAL,
+		        "\"gpu_device\" is set, but not \"gpu\": write \"device\": \"cuda:%d\"",
+		        c->gpu_device);
+	if (c->gpu == 1 && c->gpu_device >= 0)
+		snprintf(c->device, sizeof(c->device), "cuda:%d", c->gpu_device);
+	else if (!c->device[0])
+		snprintf(c->device, sizeof(c->device), "%s", c->gpu < 0 ? "auto" : c->gpu ? "cuda" : "cpu");
+	return FS_OK;
 }
 
 static int set_all(struct fs_wd_config *c, json_t *root, const char *file, struct fs_errbuf *e)
@@ -201,7 +247,7 @@ static int set_all(struct fs_wd_config *c, json_t *root, const char *file, struc
 		return fs_fail(e, FS_EINVAL, "\"mmproj\" is missing: the path of the vision model");
 	if (c->max_tokens && c->min_tokens > c->max_tokens)
 		return fs_fail(e, FS_EINVAL, "\"min_tokens\" is above \"max_tokens\"");
-	return FS_OK;
+	return choose_device(c, e);
 }
 
 int fs_wd_config_load(struct fs_wd_config *c, const char *path, struct fs_errbuf *e)
@@ -246,9 +292,9 @@ void fs_wd_config_finish(struct fs_wd_config *c)
 int fs_wd_config_command(const struct fs_wd_config *c, struct fs_buf *out)
 {
 	fs_buf_clear(out);
-	int rc = fs_buf_printf(out, "%s\n%s\n%s\nextended %d gpu %d device %d threads %d tokens %d to %d",
-	        c->encoder, c->mmproj, c->model, c->extended, c->gpu, c->gpu_device, c->threads,
-	        c->min_tokens, c->max_tokens);
+	int rc = fs_buf_printf(out, "%s\n%s\n%s\nextended %d device %s threads %d tokens %d to %d",
+	        c->encoder, c->mmproj, c->model, c->extended, c->device, c->threads, c->min_tokens,
+	        c->max_tokens);
 	for (size_t i = 0; rc == FS_OK && c->encoder_args[i]; i++)
 		rc = fs_buf_printf(out, "\n%s", c->encoder_args[i]);
 	return rc;

@@ -15,8 +15,9 @@ struct fs_wd_config {
 	char mmproj[4096], model[4096], encoder[4096], spool[4096];
 	char *encoder_args[FS_WD_ARGS_MAX + 1]; /* owned; NULL-terminated */
 	int32_t extended;                       /* 1, 0, or -1 = by the encoder's file name */
-	bool gpu;
-	int32_t gpu_device;                      /* index in PCI bus order; -1 = all that the encoder sees */
+	char device[16];                        /* "auto", "cpu", "cuda", "cuda:N" */
+	int32_t gpu;        /* older words for the same, both gone after loading; -1 = not given */
+	int32_t gpu_device; /* index in PCI bus order; -1 = not given */
 	int32_t threads, min_tokens, max_tokens; /* 0 = the encoder's own */
 	int32_t ready_timeout_s, encode_timeout_s, cancel_kill_s, stop_grace_ms;
 	int32_t lease_grace_s, silence_s, probe_fails, probe_interval_s;

@@ -13,7 +13,6 @@ void fs_wd_encoder_opts(const struct fs_wd_config *c, struct fs_encproc_opts *o)
 	        .mmproj = c->mmproj,
 	        .model = c->model,
 	        .args = c->encoder_args,
-	        .gpu = c->gpu,
 	        .extended = c->extended > 0,
 	        .threads = c->threads,
 	        .min_tokens = c->min_tokens,
@@ -23,10 +22,7 @@ void fs_wd_encoder_opts(const struct fs_wd_config *c, struct fs_encproc_opts *o)
 	        .cancel_kill_s = c->cancel_kill_s,
 	        .stop_grace_ms = c->stop_grace_ms,
 	        .idle_s = c->encoder_idle_s};
-	/* who said that the GPU is not to be used gets an encoder that does not see one */
-	int32_t card = c->gpu ? c->gpu_device : -1;
-	if (!c->gpu || card >= 0)
-		snprintf(o->cuda_devices, sizeof(o->cuda_devices), "%d", card);
+	(void)fs_encproc_set_device(o, c->device, NULL); /* checked as it was read */
 }
 
 static bool differs(const struct fs_buf *a, const struct fs_buf *b)
