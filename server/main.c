@@ -6,9 +6,11 @@
 #include "server/config/config.h"
 #include "server/fetch/fetch.h"
 #include "server/http/http.h"
+#include "server/reload.h"
 #include "server/ssh/ssh.h"
 #include "server/vision/settings.h"
 
+#include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
 #include <signal.h>
@@ -19,14 +21,29 @@
 #include <unistd.h>
 
 #define CHORES_MS 10000
+#define MAX_CONFIG_FILES 16
 
 static volatile sig_atomic_t signals;
 static int wake_fd = -1;
+static struct fs_reload *reload; /* NULL until SIGHUP may come */
 
 static void on_signal(int sig)
 {
 	signals = signals + 1;
 	fs_wake(wake_fd);
+}
+
+static void on_hangup(int sig)
+{
+	fs_reload_ask(reload);
+}
+
+static bool has_terminal(void)
+{
+	int fd = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
 }
 
 static void usage(FILE *f)
@@ -35,7 +52,8 @@ static void usage(FILE *f)
 	      "ADDRESS:PORT] [--log-level LEVEL]\n"
 	      "       farsight-server --help | --help-config | --version\n"
 	      "Serves OpenAI-style requests; pictures are encoded on the vision hosts of the config. "
-	      "docs/CONFIG.md lists the keys.\n",
+	      "docs/CONFIG.md lists the keys.\n"
+	      "SIGHUP has it read its settings again.\n",
 	        f);
 }
 
@@ -46,8 +64,25 @@ static int set_option(struct fs_config *c, const char *key, const char *value, s
 	return fs_config_set(c, assignment, e);
 }
 
-/* > 0: exit with that minus one. */
-static int read_options(struct fs_config *c, int argc, char **argv, struct fs_errbuf *e)
+struct command_line {
+	int argc;
+	char **argv;
+	char *files[MAX_CONFIG_FILES]; /* malloc'd; absolute where that could be told */
+	size_t n_files;
+};
+
+static int note_file(struct command_line *l, const char *path, struct fs_errbuf *e)
+{
+	if (l->n_files == MAX_CONFIG_FILES)
+		return fs_fail(e, FS_ELIMIT, "more than %d config files", MAX_CONFIG_FILES);
+	char *real = realpath(path, NULL);
+	l->files[l->n_files] = real ? real : strdup(path);
+	return l->files[l->n_files++] ? FS_OK : fs_fail(e, FS_ENOMEM, "out of memory");
+}
+
+/* > 0: exit with that minus one. The files are noted in l when it is not NULL. */
+static int read_options(
+        struct fs_config *c, int argc, char **argv, struct command_line *l, struct fs_errbuf *e)
 {
 	static const struct option options[] = {{"config", required_argument, NULL, 'c'},
 	        {"set", required_argument, NULL, 's'}, {"model", required_argument, NULL, 'm'},
@@ -55,10 +90,13 @@ static int read_options(struct fs_config *c, int argc, char **argv, struct fs_er
 	        {"help", no_argument, NULL, 'h'}, {"help-config", no_argument, NULL, 'H'},
 	        {"version", no_argument, NULL, 'V'}, {0}};
 	int opt, rc = FS_OK;
+	optind = 0; /* it is done again for each reading */
 	while (!rc && (opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (opt) {
 		case 'c':
 			rc = fs_config_load(c, optarg, e);
+			if (!rc && l)
+				rc = note_file(l, optarg, e);
 			break;
 		case 's':
 			rc = fs_config_set(c, optarg, e);
@@ -91,6 +129,12 @@ static int read_options(struct fs_config *c, int argc, char **argv, struct fs_er
 	return rc ? rc : fs_config_check(c, e);
 }
 
+static int read_again(struct fs_config *c, void *arg, struct fs_errbuf *e)
+{
+	const struct command_line *l = arg;
+	return read_options(c, l->argc, l->argv, NULL, e);
+}
+
 /* Each with the server's fs_api as its argument. */
 static const struct fs_http_route api_routes[] = {
         {"POST", "/v1/chat/completions", fs_api_chat_completions, NULL},
@@ -113,6 +157,7 @@ static const struct fs_http_route api_routes[] = {
         {"GET", "/status", fs_api_status, NULL},
         {"GET", "/v1/history", fs_api_history, NULL},
         {"GET", "/metrics", fs_api_metrics, NULL},
+        {"POST", "/v1/reload", fs_api_reload, NULL},
 };
 
 struct server {
@@ -154,7 +199,8 @@ static int start_engine(struct server *s, const struct fs_config *c, struct fs_e
 
 static int start_vision(struct server *s, const struct fs_config *c, int port, struct fs_errbuf *e)
 {
-	if (!c->vision.remote && !c->vision.mmproj)
+	/* one without hosts may get some while the server runs */
+	if (!fs_engine_info(s->engine)->takes_rows)
 		return FS_OK;
 	struct fs_vision_local_opts local;
 	struct fs_vision_opts o;
@@ -288,14 +334,21 @@ static size_t running(const struct server *s)
 
 static void wait_for_end(struct server *s, const struct fs_config *c)
 {
-	struct pollfd p = {.fd = wake_fd, .events = POLLIN};
+	struct pollfd p[2] = {
+	        {.fd = wake_fd, .events = POLLIN}, {.fd = fs_reload_fd(reload), .events = POLLIN}};
+	bool terminal = has_terminal();
 	while (signals == 0) {
-		poll(&p, 1, CHORES_MS);
+		if (poll(p, 2, CHORES_MS) > 0 && p[1].revents) {
+			if (terminal && !has_terminal())
+				break; /* that SIGHUP was meant literally: its window was closed */
+			fs_reload_run(reload, s->vision);
+		}
 		fs_streams_expire(s->streams, fs_now());
 	}
 	fs_info("stopping: %zu requests are running; they get %lld s (a second signal ends them at once)",
 	        running(s), (long long)c->drain_s);
 	fs_http_stop_accepting(s->http);
+	fs_reload_close(reload);
 	int64_t until = fs_deadline_ms(c->drain_s * 1000);
 	while (running(s) > 0 && signals < 2 && fs_now() < until)
 		poll(NULL, 0, 20);
@@ -303,6 +356,7 @@ static void wait_for_end(struct server *s, const struct fs_config *c)
 
 static void stop(struct server *s)
 {
+	fs_reload_close(reload);
 	while (running(s) > 0) { /* also those that arrived a moment ago */
 		fs_http_cancel_all(s->http, FS_CANCEL_SHUTDOWN);
 		fs_streams_cancel_all(s->streams, FS_CANCEL_SHUTDOWN);
@@ -319,16 +373,33 @@ static void stop(struct server *s)
 	fs_engine_destroy(s->engine);
 }
 
-static int catch_signals(struct fs_errbuf *e)
+static int catch_signals(struct fs_config *config, struct command_line *l, struct fs_errbuf *e)
 {
+	struct fs_reload_opts o = {.read = read_again,
+	        .arg = l,
+	        .running = config,
+	        .files = (const char *const *)l->files,
+	        .n_files = l->n_files};
+	int rc = fs_reload_create(&o, &reload, e);
+	if (rc)
+		return rc;
 	wake_fd = fs_wake_open();
 	if (wake_fd < 0)
 		return fs_fail_errno(e, FS_EIO, "can not make an eventfd");
 	struct sigaction sa = {.sa_handler = on_signal};
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGTERM, &sa, NULL);
+	struct sigaction hup = {.sa_handler = on_hangup};
+	sigaction(SIGHUP, &hup, NULL);
 	signal(SIGPIPE, SIG_IGN);
 	return FS_OK;
+}
+
+static void finish(struct fs_config *c, struct command_line *l)
+{
+	fs_config_finish(c);
+	for (size_t i = 0; i < l->n_files; i++)
+		free(l->files[i]);
 }
 
 int main(int argc, char **argv)
@@ -336,25 +407,30 @@ int main(int argc, char **argv)
 	struct fs_config config;
 	struct fs_errbuf e = {""};
 	struct server s = {0};
+	struct command_line line = {.argc = argc, .argv = argv};
 	fs_config_init(&config);
-	int rc = read_options(&config, argc, argv, &e);
+	int rc = read_options(&config, argc, argv, &line, &e);
 	if (rc > 0) {
-		fs_config_finish(&config);
+		finish(&config, &line);
 		return rc - 1;
 	}
 	if (!rc) {
 		enum fs_log_level level;
 		fs_log_parse_level(config.log_level, &level);
 		fs_log_set_level(level);
-		rc = catch_signals(&e);
+		rc = catch_signals(&config, &line, &e);
 	}
-	if (!rc)
+	if (!rc) {
+		s.api.settings = fs_reload_api(reload);
 		rc = start(&s, &config, &e);
+	}
 	if (rc)
 		fprintf(stderr, "farsight-server: %s\n", e.text);
 	else
 		wait_for_end(&s, &config);
 	stop(&s);
-	fs_config_finish(&config);
+	signal(SIGHUP, SIG_IGN);
+	fs_reload_destroy(reload);
+	finish(&config, &line);
 	return rc ? 1 : 0;
 }

@@ -11,12 +11,30 @@
 #include "server/service/service.h"
 #include "server/stream/stream.h"
 
+/* What became of the config since the start. */
+struct fs_api_settings_state {
+	int64_t loaded_wall; /* milliseconds; of what runs */
+	uint64_t reads;      /* since the start, failed ones included */
+	char error[512];     /* of the last one; "" = it was taken */
+	char restart[1024];  /* keys that have changed since and need a restart: "listen, threads" */
+	struct fs_vision_change hosts; /* of the last one */
+};
+/* Who reads the config. Both are called on the HTTP loop and do not block. ask hands the request over to who
+ * answers it with fs_api_reloaded, on any thread; on failure it stays the caller's. file: the config that the
+ * client means, NULL = any. */
+struct fs_api_settings {
+	int (*ask)(void *arg, const char *file, struct fs_http_request *r, struct fs_errbuf *e);
+	void (*tell)(void *arg, struct fs_api_settings_state *out);
+	void *arg;
+};
+
 struct fs_api {
 	struct fs_service *service;
 	const char *model_name;        /* in answers and in /v1/models */
 	int64_t created;               /* wall clock seconds, of /v1/models */
 	struct fs_gen_params sampling; /* what a request does not say */
 	struct fs_streams *streams;    /* NULL: no answer outlives its client */
+	struct fs_api_settings settings;
 };
 
 /* Handlers; arg is a struct fs_api. */
@@ -34,6 +52,9 @@ void fs_api_stream_get(void *arg, struct fs_http_request *r);       /* GET /v1/s
 void fs_api_stream_delete(void *arg, struct fs_http_request *r);    /* DELETE of the same */
 void fs_api_streams_lookup(void *arg, struct fs_http_request *r);   /* POST /v1/streams/lookup */
 void fs_api_metrics(void *arg, struct fs_http_request *r);          /* GET /metrics */
+void fs_api_reload(void *arg, struct fs_http_request *r);           /* POST /v1/reload */
+/* Ends such a request, and gives up its reference. */
+void fs_api_reloaded(struct fs_http_request *r, const struct fs_api_settings_state *s);
 
 /* Errors that http answers itself, in the envelope of the API that the path belongs to: an
  * fs_http_error_body. */

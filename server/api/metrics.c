@@ -324,9 +324,10 @@ int api_metrics_page(const struct fs_api *api, struct fs_buf *b)
 	turn(b, api->service);
 	engine(b, fs_service_opts(api->service)->engine);
 	histograms(b, &t);
-	cache(b, fs_service_opts(api->service)->flights);
+	const struct fs_service_opts *o = fs_service_opts(api->service);
+	cache(b, fs_vision_has_hosts(o->vision) ? o->flights : NULL);
 	sessions(b, api->streams);
-	hosts(b, fs_service_opts(api->service)->vision);
+	hosts(b, o->vision);
 	return FS_OK;
 }
 

@@ -7,7 +7,8 @@ void fs_api_models(void *arg, struct fs_http_request *r)
 	const struct fs_api *api = arg;
 	const struct fs_service_opts *o = fs_service_opts(api->service);
 	const struct fs_engine_info *info = fs_engine_info(o->engine);
-	json_t *modalities = o->vision ? json_pack("[s, s]", "text", "image") : json_pack("[s]", "text");
+	json_t *modalities = fs_vision_has_hosts(o->vision) ? json_pack("[s, s]", "text", "image")
+	                                                    : json_pack("[s]", "text");
 	api_reply_json(
 	        r, json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:{s:i, s:i, s:i}, s:{s:o, s:[s]}}]}", "object",
 	                   "list", "data", "id", api->model_name, "object", "model", "created",

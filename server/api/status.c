@@ -65,7 +65,11 @@ json_t *api_vision(struct fs_vision *v, bool whole)
 		up |= st[i].state == FS_HOST_UP;
 		json_array_append_new(hosts, host_json(&st[i], whole, now));
 	}
-	return json_pack("{s:b, s:b, s:o}", "configured", v != NULL, "available", up, "hosts", hosts);
+	json_t *o = json_pack(
+	        "{s:b, s:b, s:o}", "configured", fs_vision_has_hosts(v), "available", up, "hosts", hosts);
+	if (o && whole)
+		json_object_set_new(o, "leaving", json_integer(v ? (json_int_t)fs_vision_leaving(v) : 0));
+	return o;
 }
 
 /* ---- rows ---- */
@@ -190,11 +194,18 @@ void fs_api_status(void *arg, struct fs_http_request *r)
 	fs_books_totals(books, &totals);
 	for (size_t i = 0; i < n; i++)
 		json_array_append_new(rows, live_json(&live[i]));
-	api_reply_json(r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o?, s:o, s:o}", "busy", n > 0, "turn",
+	struct fs_flights *flights = fs_vision_has_hosts(o->vision) ? o->flights : NULL;
+	json_t *settings = NULL;
+	if (api->settings.tell) {
+		struct fs_api_settings_state st;
+		api->settings.tell(api->settings.arg, &st);
+		settings = api_settings(&st);
+	}
+	api_reply_json(r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o?, s:o, s:o, s:o?}", "busy", n > 0, "turn",
 	                          turn_json(api->service, live, n), "requests", rows, "vision",
-	                          api_vision(o->vision, true), "cache", cache_json(o->flights), "streams",
+	                          api_vision(o->vision, true), "cache", cache_json(flights), "streams",
 	                          streams_json(api->streams), "engine", engine_json(api, o->engine), "totals",
-	                          totals_json(&totals)));
+	                          totals_json(&totals), "config", settings));
 	free(live);
 }
 

@@ -160,7 +160,10 @@ int host_try_key(struct host *h);      /* host_try.c: what our key can do */
 int host_try_picture(struct host *h);  /* host_try.c */
 int host_config_entry(struct host *h); /* host_server.c: the server's config */
 int host_config_forget(struct host *h);
-void host_tell_server(struct host *h); /* host_server.c */
+/* host_server.c: a running server reads its config again, and then: has the host, or has let go of it. What
+ * came of it is printed; a failure is a note. */
+void host_tell_server(struct host *h);
+void host_tell_server_goodbye(struct host *h);
 json_t *host_server_hosts(
         const struct host *h); /* host_server.c: "hosts" of a running server's /status; NULL */
 

@@ -1,4 +1,5 @@
-/* farsight host remove: what add installed goes, there first, so that a failure can be repeated. */
+/* farsight host remove: what add installed goes. The running server lets go of the host before anything is
+ * taken away there, so that no picture is lost; each step can be repeated. */
 #include "server/cli/host.h"
 
 #include <stdio.h>
@@ -37,25 +38,32 @@ static int remove_there(struct host *h)
 	return FS_OK;
 }
 
-static int on_the_host(struct host *h)
+/* The way in, before anything is changed. */
+static int get_in(struct host *h)
 {
-	size_t others = 0;
 	int rc = host_connect(h, false);
 	if (!rc)
 		rc = host_learn(h);
 	if (!rc)
 		rc = host_own_key(h, false);
-	if (!rc)
-		rc = host_remove_key(h, &others);
 	if (rc)
-		return rc;
-	if (others > 0) {
+		host_note(h, "nothing was changed; --here removes the host from this machine's config alone");
+	return rc;
+}
+
+static int on_the_host(struct host *h)
+{
+	size_t others = 0;
+	int rc = host_remove_key(h, &others);
+	if (!rc && others > 0)
 		host_note(h,
 		        "%zu other machines use this vision host: its programs, models and settings stay",
 		        others);
-		return FS_OK;
-	}
-	return remove_there(h);
+	else if (!rc)
+		rc = remove_there(h);
+	if (rc)
+		host_note(h, "run it again to remove what is left there");
+	return rc;
 }
 
 /* The last host that could be reached with the key is gone. */
@@ -74,22 +82,18 @@ static void offer_key(struct host *h)
 
 int host_remove(struct host *h)
 {
-	int rc = h->o.here ? FS_OK : on_the_host(h);
-	if (rc) {
-		host_note(h,
-		        "nothing was changed on this machine; --here removes the host from the config alone");
-		return rc;
-	}
-	rc = host_config_forget(h);
+	int rc = h->o.here ? FS_OK : get_in(h);
+	if (!rc)
+		rc = host_config_forget(h);
 	if (rc)
 		return rc;
-	if (!h->o.here) {
-		offer_key(h);
-		host_note(h, "its host key stays in %s; ssh-keygen -R removes it", h->target.known_hosts);
-	}
-	json_t *hosts = host_server_hosts(h);
-	if (hosts)
-		host_note(h, "a server runs; restart it so that it lets go of %s", h->o.name);
-	json_decref(hosts);
+	host_tell_server_goodbye(h);
+	if (h->o.here)
+		return FS_OK;
+	rc = on_the_host(h);
+	if (rc)
+		return rc;
+	offer_key(h);
+	host_note(h, "its host key stays in %s; ssh-keygen -R removes it", h->target.known_hosts);
 	return FS_OK;
 }

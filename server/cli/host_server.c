@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,10 @@
 #include <unistd.h>
 
 #define ASK_S 3
+#define RELOAD_S 15
+#define UP_S 20    /* for the host to be up at the server */
+#define LEAVE_S 60 /* for its last pictures there */
+#define LOOK_MS 200
 
 static int load(const char *path, json_t **out, struct fs_errbuf *e)
 {
@@ -159,22 +164,125 @@ json_t *host_server_hosts(const struct host *h)
 	return hosts;
 }
 
-void host_tell_server(struct host *h)
+/* "box" is shown as "box:2222" or "box #2" where it is not alone. */
+static bool is_named(const json_t *host, const char *name)
 {
-	json_t *hosts = host_server_hosts(h), *one;
+	const char *shown = json_string_value(json_object_get(host, "host"));
+	size_t n = strlen(name);
+	return shown && !strncmp(shown, name, n) &&
+	       (!shown[n] || shown[n] == ':' || !strncmp(shown + n, " #", 2));
+}
+
+/* FS_OK: the server has taken the config as it is now. FS_EUNAVAILABLE: none answers. */
+static int reload_server(struct host *h, struct cli_server *server, json_t **reply, struct fs_errbuf *e)
+{
+	char *path = realpath(h->config_path, NULL);
+	json_t *body = json_pack("{s:s}", "config", path ? path : h->config_path);
+	int rc = cli_http(server, "/v1/reload", body, RELOAD_S, h->stop.token, NULL, reply, e);
+	json_decref(body);
+	free(path);
+	return rc;
+}
+
+/* Asks until `settled` is content with /status, which it looks at, or the time is over. */
+static void watch(struct host *h, const struct cli_server *server, int seconds,
+        bool (*settled)(const struct host *h, const json_t *vision, char *state, size_t cap), char *state,
+        size_t cap)
+{
+	int64_t until = fs_deadline_ms(seconds * 1000);
+	for (;;) {
+		json_t *status = NULL;
+		struct fs_errbuf e;
+		if (cli_http(server, "/status", NULL, ASK_S, h->stop.token, NULL, &status, &e))
+			return;
+		bool done = settled(h, json_object_get(status, "vision"), state, cap);
+		json_decref(status);
+		struct pollfd p = {.fd = h->wake, .events = POLLIN};
+		if (done || fs_now() >= until || poll(&p, 1, LOOK_MS) > 0)
+			return;
+	}
+}
+
+static bool is_up_or_down(const struct host *h, const json_t *vision, char *state, size_t cap)
+{
+	json_t *hosts = json_object_get(vision, "hosts"), *one;
 	size_t i;
-	bool knows = false;
 	json_array_foreach(hosts, i, one)
 	{
-		const char *name = json_string_value(json_object_get(one, "host"));
-		knows |= name && !strcmp(name, h->o.name);
+		if (!is_named(one, h->o.name))
+			continue;
+		const char *word = json_string_value(json_object_get(one, "state")),
+		           *cause = json_string_value(json_object_get(one, "cause"));
+		snprintf(state, cap, "%s%s%s", word ? word : "?", cause ? ": " : "", cause ? cause : "");
+		return word && (!strcmp(word, "up") || !strcmp(word, "down"));
 	}
-	if (!hosts)
-		host_note(h, "no server answers; one that starts with this config uses the host");
-	else if (knows)
-		host_ok(h, "server", "the running one uses %s", h->o.name);
+	return false;
+}
+
+static bool nobody_leaves(const struct host *h, const json_t *vision, char *state, size_t cap)
+{
+	json_int_t n = json_integer_value(json_object_get(vision, "leaving"));
+	snprintf(state, cap, "%s", n ? "it still finishes pictures there" : "");
+	return n == 0;
+}
+
+static void note_restart(struct host *h, const json_t *reply)
+{
+	json_t *restart = json_object_get(reply, "restart"), *key;
+	size_t i;
+	json_array_foreach(restart, i, key)
+	        host_note(h, "the config's \"%s\" has changed as well: that needs a restart of the server",
+	                json_string_value(key));
+}
+
+/* What could not be done is a note: the config is right, and a restart of the server takes it. */
+static bool tell(struct host *h, struct cli_server *server, const char *otherwise)
+{
+	struct fs_errbuf e = {""};
+	json_t *reply = NULL;
+	if (cli_server_find(&h->conf, NULL, server, &e)) {
+		host_note(h, "a server that runs is not told, since the config does not say its port: "
+		             "FARSIGHT_SERVER=http://ADDRESS:PORT does");
+		return false;
+	}
+	int rc = reload_server(h, server, &reply, &e);
+	if (rc == FS_EUNAVAILABLE)
+		host_note(h, "no server answers at %s; one that starts with this config %s", server->url,
+		        otherwise);
+	else if (rc)
+		host_note(h,
+		        "the server did not read its config again (%s): until it does, or is restarted, "
+		        "it goes on as before",
+		        e.text);
 	else
-		host_note(
-		        h, "the running server began with an older config: restart it to use %s", h->o.name);
-	json_decref(hosts);
+		note_restart(h, reply);
+	json_decref(reply);
+	return rc == FS_OK;
+}
+
+void host_tell_server(struct host *h)
+{
+	struct cli_server server;
+	char state[700] = "not there yet";
+	if (!tell(h, &server, "uses the host"))
+		return;
+	watch(h, &server, UP_S, is_up_or_down, state, sizeof(state));
+	if (!strncmp(state, "up", 2))
+		host_ok(h, "server", "the running one at %s uses %s now", server.url, h->o.name);
+	else
+		host_note(h, "the running server at %s has taken %s, which is %s", server.url, h->o.name,
+		        state);
+}
+
+void host_tell_server_goodbye(struct host *h)
+{
+	struct cli_server server;
+	char state[100] = "";
+	if (!tell(h, &server, "does not use the host"))
+		return;
+	watch(h, &server, LEAVE_S, nobody_leaves, state, sizeof(state));
+	if (*state)
+		host_note(h, "the running server at %s has let go of %s; %s", server.url, h->o.name, state);
+	else
+		host_ok(h, "server", "the running one at %s has let go of %s", server.url, h->o.name);
 }

@@ -505,56 +505,61 @@ int fs_config_set(struct fs_config *c, const char *assignment, struct fs_errbuf 
 	return rc ? fs_fail_prefix(e, rc, "--set") : FS_OK;
 }
 
-/* Pictures are encoded on vision hosts, on this machine, or nowhere. */
-static int check_kind(const struct fs_config *c, struct fs_errbuf *e)
+/* ---- what differs ---- */
+
+static bool same_text(const char *a, const char *b)
 {
-	if (c->vision.remote && c->vision.mmproj)
-		return fs_fail(e, FS_EINVAL,
-		        "\"vision.remote\" is true and \"vision.mmproj\" is set: choose vision hosts or an "
-		        "encoder on this machine");
-	const char *idle = c->vision.exe       ? "exe"
-	                   : c->vision.gpu     ? "gpu"
-	                   : c->vision.elastic ? "elastic"
-	                   : c->vision.threads ? "threads"
-	                                       : NULL;
-	if (idle && !c->vision.mmproj)
-		return fs_fail(e, FS_EINVAL,
-		        "\"vision.%s\" is about an encoder on this machine: it needs \"vision.mmproj\"",
-		        idle);
-	if (c->vision.max_tokens && c->vision.min_tokens > c->vision.max_tokens)
-		return fs_fail(
-		        e, FS_EINVAL, "\"vision.min_tokens\" must not be larger than \"vision.max_tokens\"");
-	return FS_OK;
+	return a && b ? strcmp(a, b) == 0 : a == b;
 }
 
-int fs_config_check(const struct fs_config *c, struct fs_errbuf *e)
+static bool same_strings(const struct fs_config_strings *a, const struct fs_config_strings *b)
 {
-	if (!c->model)
-		return fs_fail(e, FS_EINVAL, "no text model: set \"model\" to the path of a GGUF file");
-	if (c->max_bodies_mb < c->max_body_mb)
-		return fs_fail(e, FS_EINVAL, "\"max_bodies_mb\" must not be smaller than \"max_body_mb\"");
-	for (size_t i = 0; i < c->picture_folders.n; i++)
-		if (c->picture_folders.items[i][0] != '/')
-			return fs_fail(e, FS_EINVAL,
-			        "\"picture_folders\" holds \"%s\", which is no absolute path",
-			        c->picture_folders.items[i]);
-	int rc = check_kind(c, e);
-	if (rc)
-		return rc;
-	if (c->vision.remote && c->vision.n_hosts == 0)
-		return fs_fail(e, FS_EINVAL, "\"vision.remote\" is true but \"vision.hosts\" names no host");
-	if (!c->vision.remote && c->vision.n_hosts > 0)
-		return fs_fail(
-		        e, FS_EINVAL, "\"vision.hosts\" is set; set \"vision.remote\": true to use it");
-	if (c->vision.fingerprint && (strlen(c->vision.fingerprint) != 32 ||
-	                                     strspn(c->vision.fingerprint, "0123456789abcdef") != 32))
-		return fs_fail(e, FS_EINVAL, "\"vision.fingerprint\" must be 32 lower-case hex digits");
-	if (c->vision.hedge > 0 && c->vision.hedge < 1)
-		return fs_fail(e, FS_EINVAL, "\"vision.hedge\" must be 0, or 1 and more");
-	if (c->vision.dead_after_s <= c->vision.ping_interval_s)
-		return fs_fail(e, FS_EINVAL,
-		        "\"vision.dead_after_s\" must be larger than \"vision.ping_interval_s\"");
-	return FS_OK;
+	bool same = a->n == b->n;
+	for (size_t i = 0; same && i < a->n; i++)
+		same = strcmp(a->items[i], b->items[i]) == 0;
+	return same;
+}
+
+static bool same_key(const struct key *k, const void *a, const void *b)
+{
+	switch (k->type) {
+	case T_STRING:
+		return same_text(*(char *const *)a, *(char *const *)b);
+	case T_BOOL:
+		return *(const bool *)a == *(const bool *)b;
+	case T_INT:
+		return *(const int64_t *)a == *(const int64_t *)b;
+	case T_REAL:
+		return memcmp(a, b, sizeof(double)) == 0;
+	case T_STRINGS:
+		return same_strings(a, b);
+	}
+	return false;
+}
+
+static bool same_host(const struct fs_config_host *a, const struct fs_config_host *b)
+{
+	for (size_t i = 0; i < FS_ARRAY_LEN(host_keys); i++) {
+		const void *x = (const char *)a + host_keys[i].offset,
+		           *y = (const char *)b + host_keys[i].offset;
+		if (host_keys[i].is_port ? *(const int64_t *)x != *(const int64_t *)y
+		                         : !same_text(*(char *const *)x, *(char *const *)y))
+			return false;
+	}
+	return true;
+}
+
+void fs_config_diff(const struct fs_config *a, const struct fs_config *b,
+        void (*differs)(void *arg, const char *key), void *arg)
+{
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
+		if (!same_key(&keys[i], (const char *)a + keys[i].offset, (const char *)b + keys[i].offset))
+			differs(arg, keys[i].name);
+	bool same = a->vision.n_hosts == b->vision.n_hosts;
+	for (size_t i = 0; same && i < a->vision.n_hosts; i++)
+		same = same_host(&a->vision.hosts[i], &b->vision.hosts[i]);
+	if (!same)
+		differs(arg, "vision.hosts");
 }
 
 void fs_config_print_table(FILE *f)

@@ -1,9 +1,9 @@
 /*
  * config: the server's settings. One table gives every key its name, type, bounds, default and help; the JSON
  * file, the command line's
- * --set, the printed help and docs/CONFIG.md all come from it. Read once at start, immutable afterwards, so
- * any thread may read. It refuses unknown keys (naming the nearest known one), wrong types and values out of
- * bounds; nothing is ignored.
+ * --set, the printed help and docs/CONFIG.md all come from it. Read at start; what other threads
+ * read of it is never changed afterwards (server/reload.h). It refuses unknown keys (naming the nearest known
+ * one), wrong types and values out of bounds; nothing is ignored.
  */
 #ifndef FS_SERVER_CONFIG_H
 #define FS_SERVER_CONFIG_H
@@ -73,6 +73,9 @@ int fs_config_parse(struct fs_config *c, const char *json, size_t n, const char 
 int fs_config_set(struct fs_config *c, const char *assignment, struct fs_errbuf *e);
 /* What no single key can tell: model missing, vision.remote without hosts, … */
 int fs_config_check(const struct fs_config *c, struct fs_errbuf *e);
+/* Calls differs with the name of each key whose value is not the same in both, "vision.hosts" among them. */
+void fs_config_diff(const struct fs_config *a, const struct fs_config *b,
+        void (*differs)(void *arg, const char *key), void *arg);
 /* The table as Markdown: key, type, default, meaning. */
 void fs_config_print_table(FILE *f);
 

@@ -70,7 +70,7 @@ int fs_pictures_fetch(const struct fs_service_opts *o, struct fs_chat *chat, str
 {
 	if (!wants_fetch(chat))
 		return FS_OK;
-	if (!o->vision) /* nothing would be done with them */
+	if (!fs_vision_has_hosts(o->vision)) /* nothing would be done with them */
 		return FS_OK;
 	fs_record_phase(rec, FS_PHASE_FETCH);
 	struct fs_fetch_job **jobs = calloc(chat->n_pictures, sizeof(struct fs_fetch_job *));

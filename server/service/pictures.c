@@ -126,7 +126,7 @@ int fs_pictures_encode(const struct fs_service_opts *o, struct fs_chat *chat, st
 	size_t n = chat->n_pictures;
 	if (n == 0)
 		return FS_OK;
-	if (!o->vision)
+	if (!fs_vision_has_hosts(o->vision))
 		return fs_refuse(why, 400, "invalid_request_error", "vision_unavailable",
 		        chat->pictures[0].where,
 		        "this server has no image encoder: it can not read pictures");

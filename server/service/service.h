@@ -19,7 +19,7 @@ struct fs_fetch;
 
 struct fs_service_opts {
 	struct fs_engine *engine;
-	struct fs_vision *vision;   /* NULL: pictures are refused */
+	struct fs_vision *vision;   /* NULL or without hosts: pictures are refused */
 	struct fs_flights *flights; /* of the same vision; NULL without one */
 	struct fs_turn *turn;   /* shared with an encoder on this machine's GPU; NULL: the service's own */
 	struct fs_fetch *fetch; /* NULL: picture URLs are refused */

@@ -201,3 +201,13 @@ bool fs_vision_has_hosts(struct fs_vision *v)
 	pthread_mutex_unlock(&v->lock);
 	return any;
 }
+
+size_t fs_vision_leaving(struct fs_vision *v)
+{
+	size_t n = 0;
+	pthread_mutex_lock(&v->lock);
+	for (size_t i = 0; i < v->n_hosts; i++)
+		n += v->hosts[i].use == FS_SLOT_LEAVING;
+	pthread_mutex_unlock(&v->lock);
+	return n;
+}

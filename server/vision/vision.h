@@ -83,6 +83,9 @@ struct fs_vision_change {
 int fs_vision_set_hosts(struct fs_vision *v, const struct fs_vision_host_opts *hosts, size_t n,
         struct fs_vision_change *change, struct fs_errbuf *e);
 
+/* Hosts that were removed and still work on pictures, or say BYE. */
+size_t fs_vision_leaving(struct fs_vision *v);
+
 /* Waits until an encoder on this machine that is not elastic can take pictures; FS_EUNAVAILABLE and its cause
  * when it can not start; FS_ECANCELLED when stop_fd becomes readable first (-1 = none). FS_OK at once for
  * everything else. */

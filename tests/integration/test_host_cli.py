@@ -436,6 +436,40 @@ def test_list_with_a_server_and_without(box, servers, monkeypatch):
     assert status == 0 and lines(said, "ok      server"), said
 
 
+def test_a_running_server_takes_the_host_and_lets_go_of_it(box, servers, monkeypatch):
+    box.start()
+    monkeypatch.setenv("HOME", str(box.main))
+    server = servers(listen=f"127.0.0.1:{lab.free_port()}")
+    box.config = server.config
+    said = box.added()
+    assert any("uses box now" in line for line in lines(said, "ok      server")), said
+    assert server.eyes()["available"]
+    picture = sorted((lab.TOP / "tests/data/pictures").glob("*.png"))[0]
+    assert server.ask("What is in this picture?", picture)
+
+    config = json.loads(server.config.read_text())  # what else was changed is told
+    server.config.write_text(json.dumps({**config, "workers": 9}))
+    said = box.added()
+    assert any("uses box now" in line for line in lines(said, "ok      server")) and '"workers"' in said, said
+
+    status, said = box.run("remove", "box", "--config", str(box.config), "--yes")
+    assert status == 0 and "has let go of box" in said, said
+    assert said.index("has let go") < said.index("watchdog ended")
+    assert server.request("/status")[1]["vision"]["hosts"] == []
+    log = server.log.read_text()
+    assert "vision host box is let go" in log and "box was lost" not in log
+
+
+def test_a_server_with_another_config_is_not_taken_for_ours(box, servers, monkeypatch):
+    box.start()
+    monkeypatch.setenv("HOME", str(box.main))
+    server = servers(listen=f"127.0.0.1:{lab.free_port()}")
+    box.config.write_text(server.config.read_text())
+    said = box.added()
+    assert f"reads {server.config}" in said and "did not read its config again" in said, said
+    assert not server.eyes()["configured"]
+
+
 def test_remove_leaves_nothing(box):
     box.start()
     before, config = box.files(), json.loads(box.config.read_text())

@@ -183,6 +183,54 @@ static void documentation_is_the_table(void **state)
 	free(table);
 }
 
+struct diffs {
+	char text[1024];
+};
+
+static void note(void *arg, const char *key)
+{
+	struct diffs *d = arg;
+	size_t n = strlen(d->text);
+	snprintf(d->text + n, sizeof(d->text) - n, "%s;", key);
+}
+
+static void differences_are_found(void **state)
+{
+	static const struct {
+		const char *a, *b, *want;
+	} cases[] = {
+	        {"{}", "{}", ""},
+	        {"{\"threads\":2}", "{\"threads\":2}", ""},
+	        {"{\"threads\":2}", "{\"threads\":3,\"model\":\"x\"}", "model;threads;"},
+	        {"{\"model\":\"x\"}", "{\"model\":\"y\",\"fetch\":{\"enabled\":false}}",
+	                "model;fetch.enabled;"},
+	        {"{\"api_key\":[\"a\",\"b\"]}", "{\"api_key\":[\"a\",\"c\"]}", "api_key;"},
+	        {"{\"api_key\":\"a\"}", "{\"api_key\":[\"a\"]}", ""},
+	        {"{\"sampling\":{\"top_p\":0.5}}", "{\"sampling\":{\"top_p\":0.25}}", "sampling.top_p;"},
+	        {"{\"vision\":{\"hosts\":\"a\"}}", "{\"vision\":{\"hosts\":[{\"host\":\"a\"}]}}", ""},
+	        {"{\"vision\":{\"hosts\":\"a\"}}", "{\"vision\":{\"hosts\":[{\"host\":\"a\",\"port\":1}]}}",
+	                "vision.hosts;"},
+	        {"{\"vision\":{\"hosts\":[\"a\",\"b\"]}}", "{\"vision\":{\"hosts\":[\"b\",\"a\"]}}",
+	                "vision.hosts;"},
+	        {"{\"vision\":{\"hosts\":[{\"host\":\"a\",\"wol\":\"x\"}]}}",
+	                "{\"vision\":{\"hosts\":[\"a\"],\"remote\":true}}", "vision.remote;vision.hosts;"},
+	};
+	for (size_t i = 0; i < FS_ARRAY_LEN(cases); i++) {
+		struct fs_config a, b;
+		struct diffs there = {""}, back = {""};
+		fs_config_init(&a);
+		fs_config_init(&b);
+		assert_int_equal(fs_config_parse(&a, cases[i].a, strlen(cases[i].a), "a", NULL), FS_OK);
+		assert_int_equal(fs_config_parse(&b, cases[i].b, strlen(cases[i].b), "b", NULL), FS_OK);
+		fs_config_diff(&a, &b, note, &there);
+		fs_config_diff(&b, &a, note, &back);
+		assert_string_equal(there.text, cases[i].want);
+		assert_string_equal(back.text, cases[i].want);
+		fs_config_finish(&a);
+		fs_config_finish(&b);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -190,6 +238,7 @@ int main(void)
 	        cmocka_unit_test(refuses_in_clear_words),
 	        cmocka_unit_test(checks_what_keys_mean_together),
 	        cmocka_unit_test(lists_of_strings),
+	        cmocka_unit_test(differences_are_found),
 	        cmocka_unit_test(documentation_is_the_table),
 	};
 	return cmocka_run_group_tests_name("config", tests, NULL, NULL);
