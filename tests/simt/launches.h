@@ -21,6 +21,9 @@ const char *simt_job_name(const struct simt_job *job); /* the words of the FS_LA
 void simt_job_run(struct simt_job *job);
 void simt_job_drop(struct simt_job *job);
 
+/* How many multiprocessors kernels that ask are told, on this thread; 4 unless set. */
+void simt_set_sms(int n);
+
 #ifdef __cplusplus
 }
 #endif

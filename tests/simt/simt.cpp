@@ -15,6 +15,7 @@ thread_local simt_machine simt_m;
 
 static thread_local simt_hook hook_now;
 static thread_local void *hook_arg;
+static thread_local int sms = 4;
 static thread_local std::map<const void *, size_t> allowed;
 
 #define MAX_THREADS 1024
@@ -242,6 +243,16 @@ void simt_set_hook(simt_hook hook, void *arg)
 {
 	hook_now = hook;
 	hook_arg = arg;
+}
+
+void simt_set_sms(int n)
+{
+	sms = n;
+}
+
+int fs_sms(void)
+{
+	return sms;
 }
 
 const char *simt_job_name(const struct simt_job *job)

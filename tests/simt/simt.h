@@ -14,6 +14,7 @@
 #ifndef FS_TESTS_SIMT_H
 #define FS_TESTS_SIMT_H
 
+#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -133,6 +134,7 @@ static int simt_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 b
 }
 #define FS_LAUNCH(...) simt_launch(#__VA_ARGS__, __VA_ARGS__)
 
+int fs_sms(void);
 int simt_allow_shared(const void *kernel, size_t bytes);
 #define FS_ALLOW_SHARED(bytes, ...) simt_allow_shared((const void *)(__VA_ARGS__), (size_t)(bytes))
 
@@ -388,7 +390,7 @@ static inline int __popc(unsigned int v)
 
 static inline int __float2int_rn(float f)
 {
-	return (int)rintf(f);
+	return isnan(f) ? 0 : f >= 2147483648.0f ? INT_MAX : f < -2147483648.0f ? INT_MIN : (int)rintf(f);
 }
 
 static inline float __fmul_rn(float a, float b)

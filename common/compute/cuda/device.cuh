@@ -63,6 +63,16 @@ static int fs_launch(
 	((int)cudaFuncSetAttribute(                                                                          \
 	        (const void *)(__VA_ARGS__), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)))
 
+/* Multiprocessors of the current card. */
+static inline int fs_sms(void)
+{
+	int card = 0, n = 0;
+
+	if (cudaGetDevice(&card) || cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, card))
+		return 32;
+	return n;
+}
+
 /* FS_SHARED(float, tile, [64][33]); 16-byte aligned */
 #define FS_SHARED(type, name, dims) __shared__ __align__(16) type name dims
 #define FS_SHARED_DYNAMIC(type, name)                                                                        \
@@ -246,6 +256,9 @@ FS_DEVICE void fs_ldmatrix_x4_trans(uint32_t r[4], const void *row)
 }
 
 #endif /* FS_SIMT */
+
+/* Of a cudaError_t: what was asked makes no sense. */
+#define FS_CUK_INVALID 1
 
 /* ---- a warp's sums ---- */
 
