@@ -117,7 +117,7 @@ int fs_lease_open(struct fs_leases *ls, const struct fs_hello *h, const char *pe
 	}
 	set_terms(ls, l, h, peer);
 	l->channels++;
-	l->last_sign = fs_now();
+	l->opened = l->last_sign = fs_now();
 	*out = l;
 	return FS_OK;
 }
@@ -252,19 +252,35 @@ static void probe_step(struct fs_leases *ls, struct fs_lease *l, const struct fs
 
 /* ---- the end of a lease ---- */
 
+/* Somebody else answers at its port by now: a server that was killed and started again, as a rule. Two
+ * servers behind one address that chose the same port can not be told apart by probes either. */
+static bool superseded(const struct fs_leases *ls, const struct fs_lease *l)
+{
+	if (l->port == 0 || !l->peer[0])
+		return false;
+	for (const struct fs_lease *o = ls->head; o; o = o->next)
+		if (o != l && !o->over && o->port == l->port && o->opened > l->opened &&
+		        strcmp(o->peer, l->peer) == 0)
+			return true;
+	return false;
+}
+
 /* When a server without any sign of life loses its lease, unless probes decide that: FS_NEVER then. */
 static int64_t grace_end(const struct fs_leases *ls, const struct fs_lease *l)
 {
+	int64_t dead = l->last_sign + (l->channels > 0 ? ls->cfg->silence_s * FS_SEC : 0);
+	if (superseded(ls, l))
+		return dead;
 	if (probed(l) && l->answered)
 		return FS_NEVER;
-	int64_t dead = l->last_sign + (l->channels > 0 ? ls->cfg->silence_s * FS_SEC : 0);
 	return dead + ls->cfg->lease_grace_s * FS_SEC;
 }
 
 static void judge(struct fs_leases *ls, struct fs_lease *l)
 {
 	if (fs_now() >= grace_end(ls, l))
-		fs_lease_end(l, "no channel, and its port can not be probed");
+		fs_lease_end(l, superseded(ls, l) ? "no channel, and another server has its address and port"
+		                                  : "no channel, and its port can not be probed");
 	else if (probed(l) && l->answered && l->fails >= l->max_fails && !fs_lease_live(ls, l))
 		fs_lease_end(l, "no channel, and its port does not answer any more");
 }

@@ -5,6 +5,8 @@
  * Signs of life: frames on a channel, or the server's own port answering a TCP connect at the address that
  * the ssh session came from. Failed probes count only without a live channel and only once the port has
  * answered; a server whose port is not known, or never answered, has a grace without a live channel instead.
+ * When another server has come from the same address with the same port, that one answers the probes: the
+ * older lease then has nothing but its channels, and ends without a live one at once.
  */
 #ifndef FS_WATCHDOG_LEASE_H
 #define FS_WATCHDOG_LEASE_H
@@ -23,6 +25,7 @@ struct fs_lease {
 	int32_t max_fails;
 	int64_t interval;  /* ns from probe to probe */
 	int channels;      /* open now */
+	int64_t opened;    /* when its last HELLO came */
 	int64_t last_sign; /* the last frame, or the loss of the last channel */
 	bool answered;     /* the port has, once */
 	bool reported;     /* that it never did */

@@ -65,10 +65,10 @@ static json_t *save_encoder(const struct fs_wd *wd)
 
 static json_t *save_lease(const struct fs_lease *l)
 {
-	return json_pack("{s:s, s:s, s:i, s:i, s:I, s:I, s:b, s:b, s:i, s:I}", "id", l->id, "peer", l->peer,
-	        "port", l->port, "max_fails", l->max_fails, "interval", (json_int_t)l->interval, "last_sign",
-	        (json_int_t)l->last_sign, "answered", l->answered, "reported", l->reported, "fails", l->fails,
-	        "turn", (json_int_t)l->turn);
+	return json_pack("{s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:b, s:b, s:i, s:I}", "id", l->id, "peer",
+	        l->peer, "port", l->port, "max_fails", l->max_fails, "interval", (json_int_t)l->interval,
+	        "last_sign", (json_int_t)l->last_sign, "opened", (json_int_t)l->opened, "answered",
+	        l->answered, "reported", l->reported, "fails", l->fails, "turn", (json_int_t)l->turn);
 }
 
 /* The lease by its place in the list; -1 for the connection that asked. */
@@ -266,6 +266,7 @@ static int load_leases(struct fs_wd *wd, const json_t *list, struct fs_errbuf *e
 		        .max_fails = (int32_t)number(j, "max_fails"),
 		        .interval = number(j, "interval"),
 		        .last_sign = number(j, "last_sign"),
+		        .opened = number(j, "opened"), /* 0 from programs that did not know it */
 		        .answered = json_is_true(json_object_get(j, "answered")),
 		        .reported = json_is_true(json_object_get(j, "reported")),
 		        .fails = (int)number(j, "fails"),

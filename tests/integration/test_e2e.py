@@ -285,6 +285,22 @@ def test_the_encoder_ends_with_its_server(host, servers):
     wait_for(lambda: host.encoder_pid() is None, "the encoder's end after BYE")
 
 
+def test_a_killed_server_that_comes_again_leaves_no_lease_behind(truth, host, servers):
+    host.start()
+    listen = f"127.0.0.1:{lab.free_port()}"
+    first = servers(host, listen=listen).wait_for_eyes()
+    old, = [l["lease"] for l in host.status()["leases"]]
+    pid = host.encoder_pid()
+    first.process.kill()
+    first.process.wait()
+    first.process.returncode = 0  # as ordered
+    second = servers(host, listen=listen).wait_for_eyes()
+    wait_for(lambda: [l["lease"] == old for l in host.status()["leases"]] == [False], "the end of the first one's lease")
+    assert host.encoder_pid() == pid and ask_question(second, QUESTIONS[0]) == right(truth, QUESTIONS[0])
+    second.stop()
+    wait_for(lambda: host.encoder_pid() is None, "the encoder's end")
+
+
 def test_rows_as_halves(truth, host, servers):
     server = servers(host.start(), vision={"rows_dtype": "f16"}).wait_for_eyes()
     assert [ask_question(server, q) for q in QUESTIONS] == [right(truth, q) for q in QUESTIONS]

@@ -99,6 +99,74 @@ def test_probe_failures_do_not_count_while_the_channel_lives(watchdog):
     c.close()
 
 
+def leases(h):
+    return sorted(l["lease"] for l in h.status()["leases"])
+
+
+def test_a_server_that_was_killed_and_came_again_has_one_lease(watchdog):
+    h = watchdog(lease_grace_s=3600).start()
+    s, port = listener()
+    same = {"liveness_port": port, "probe_interval_ms": 50, "peer": "127.0.0.1"}
+    a = h.channel("lease-a", **same)
+    pid = h.encoder_pid()
+    fc.wait_for(lambda: h.status()["leases"][0]["port_answered"], "a probe that is answered")
+    a.close()
+    fc.wait_for(lambda: h.status()["leases"][0]["channels"] == 0, "the loss to be noticed")
+    b = h.channel("lease-b", **same)  # the port answers all the time
+    fc.wait_for(lambda: leases(h) == ["lease-b"], "the end of the lease that nobody has any more")
+    assert h.encoder_pid() == pid
+    b.send(fc.BYE)
+    b.gone()
+    h.wait_state("absent")
+    s.close()
+
+
+def test_servers_that_only_look_alike_keep_their_leases(watchdog):
+    """Two behind one address with different ports; one whose address differs; one without a port."""
+    h = watchdog(lease_grace_s=3600).start()
+    (s, port), (s2, port2) = listener(), listener()
+    fast = {"probe_interval_ms": 50}
+    chans = [h.channel("a", liveness_port=port, peer="127.0.0.1", **fast), h.channel("b", liveness_port=port2, peer="127.0.0.1", **fast),
+             h.channel("c", liveness_port=port, peer="127.0.0.2", **fast), h.channel("d")]
+    for c in chans:
+        c.close()
+    fc.wait_for(lambda: all(l["channels"] == 0 for l in h.status()["leases"]), "the losses to be noticed")
+    probes = len(h.log.read_text())
+    e = h.channel("e", liveness_port=port2 + 1, peer="127.0.0.1")
+    for _ in range(3):
+        s.accept()[0].close()
+    assert leases(h) == ["a", "b", "c", "d", "e"], h.log.read_text()[probes:]
+    e.close()
+    s.close()
+    s2.close()
+
+
+def test_a_lease_with_a_channel_outlives_another_server_with_its_port(watchdog):
+    """Two servers behind one address that chose the same port, one of them with two channels."""
+    h = watchdog(lease_grace_s=3600).start()
+    s, port = listener()
+    same = {"liveness_port": port, "probe_interval_ms": 50, "peer": "127.0.0.1"}
+    a, a2, b = h.channel("a", channel=1, **same), h.channel("a", channel=2, **same), h.channel("b", **same)
+    a.close()
+    fc.wait_for(lambda: sorted(l["channels"] for l in h.status()["leases"]) == [1, 1], "the loss to be noticed")
+    a2.enc(1, picture())
+    assert a2.answer(1)[0] == "rows" and leases(h) == ["a", "b"]
+    a2.close()
+    fc.wait_for(lambda: leases(h) == ["b"], "the end of the older one, since its last channel is gone")
+    a = h.channel("a", **same)  # it was alive: it comes again, and now it is the newer one
+    a.enc(1, picture())
+    assert a.answer(1)[0] == "rows" and len(h.events("start ")) == 1
+    b.send(fc.BYE)
+    b.gone()
+    a.close()
+    fc.wait_for(lambda: h.status()["leases"][0]["channels"] == 0, "the loss to be noticed")
+    for _ in range(3):
+        s.accept()[0].close()
+    assert leases(h) == ["a"]  # nobody else is there any more: its port counts again
+    s.close()
+    h.wait_state("absent")
+
+
 def test_port_that_never_answered_is_told_once_and_does_not_count(watchdog):
     h = watchdog(lease_grace_s=3600).start()
     s, port = listener()
