@@ -5,6 +5,7 @@
  * keepalive is never used: it can not notice a dead peer.
  */
 #include "server/ssh/internal.h"
+#include "server/ssh/keystream.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -23,10 +24,10 @@
 #define WIDEN_BY (WINDOW / 2)       /* so that one step is always enough */
 #define EXIT_WAIT_MS 250            /* for the exit status that follows the end of the output */
 
-/* What libssh2 does fastest first: it decrypts block by block, which costs GCM (known from 1.11 on) half as
- * much again as CTR with its MAC. The same both ways, since mixed AEAD and plain fails up to 1.11.1. The
- * library drops what it does not know. No ChaCha20: sshd would then renegotiate keys every GiB; no
- * encrypt-then-MAC: Terrapin and a heap overflow. */
+/* What libssh2 does fastest first: it decrypts block by block, which is cheap for AES-128-CTR alone
+ * (keystream.h) and costs GCM (known from 1.11 on) half as much again as CTR with its MAC. The same both
+ * ways, since mixed AEAD and plain fails up to 1.11.1. The library drops what it does not know. No ChaCha20:
+ * sshd would then renegotiate keys every GiB; no encrypt-then-MAC: Terrapin and a heap overflow. */
 static const char *const ciphers =
         "aes128-ctr,aes256-ctr,aes192-ctr,aes128-gcm@openssh.com,aes256-gcm@openssh.com";
 static const char *const macs = "hmac-sha2-256,hmac-sha2-512";
@@ -42,6 +43,8 @@ struct fs_ssh {
 	bool read_owes;           /* a window adjustment is half sent: only reads may go on */
 	bool maybe_more;          /* data may lie in libssh2's queue that poll does not see */
 	const void *pinned;       /* of the write that is to be repeated; NULL = none */
+	/* where keys are agreed on, ciphers are begun in it; NULL = none */
+	struct fs_keystream *keystream;
 };
 
 struct fs_start {
@@ -76,12 +79,14 @@ static int wait_step(struct fs_ssh *s, const struct fs_start *st, const char *st
 
 static int handshake(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *e)
 {
-	int rc;
-	while ((rc = libssh2_session_handshake(s->ls, s->fd)) == LIBSSH2_ERROR_EAGAIN) {
-		int w = wait_step(s, st, "ssh handshake", e);
-		if (w)
-			return w;
-	}
+	int rc, w = FS_OK;
+	s->keystream = fs_keystream_create();
+	OSSL_LIB_CTX *before = fs_keystream_enter(s->keystream);
+	while (!w && (rc = libssh2_session_handshake(s->ls, s->fd)) == LIBSSH2_ERROR_EAGAIN)
+		w = wait_step(s, st, "ssh handshake", e);
+	fs_keystream_leave(before);
+	if (w)
+		return w;
 	if (rc == LIBSSH2_ERROR_KEX_FAILURE || rc == LIBSSH2_ERROR_KEY_EXCHANGE_FAILURE ||
 	        rc == LIBSSH2_ERROR_METHOD_NONE)
 		return fs_fail(e, FS_EUNAVAILABLE,
@@ -384,6 +389,8 @@ void fs_ssh_close(struct fs_ssh *s)
 			s->ls = NULL;
 	if (s->ls)
 		fs_warn("%s: libssh2 does not let go of a closed session; its memory is lost", s->label);
+	else
+		fs_keystream_destroy(s->keystream);
 	if (s->fd >= 0)
 		close(s->fd);
 	free(s);
@@ -433,13 +440,15 @@ static bool owes_output(struct fs_ssh *s)
  */
 static ssize_t read_stream(struct fs_ssh *s, int stream, void *buf, size_t n)
 {
+	ssize_t r = 0;
 	n = FS_MIN(n, READ_MAX);
-	if (libssh2_channel_window_read(s->ch) < LOW_WINDOW + READ_MAX) {
-		int rc = libssh2_channel_receive_window_adjust2(s->ch, WIDEN_BY, 1, NULL);
-		if (rc)
-			return rc;
-	}
-	return libssh2_channel_read_ex(s->ch, stream, buf, n);
+	OSSL_LIB_CTX *before = fs_keystream_enter(s->keystream); /* new keys may be agreed on */
+	if (libssh2_channel_window_read(s->ch) < LOW_WINDOW + READ_MAX)
+		r = libssh2_channel_receive_window_adjust2(s->ch, WIDEN_BY, 1, NULL);
+	if (!r)
+		r = libssh2_channel_read_ex(s->ch, stream, buf, n);
+	fs_keystream_leave(before);
+	return r;
 }
 
 ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e)
@@ -483,7 +492,9 @@ ssize_t fs_ssh_write(struct fs_ssh *s, const void *buf, size_t n, struct fs_errb
 	FS_ASSERT(!s->pinned || s->pinned == buf);
 	if (s->read_owes || n == 0)
 		return 0;
+	OSSL_LIB_CTX *before = fs_keystream_enter(s->keystream);
 	ssize_t r = libssh2_channel_write_ex(s->ch, 0, buf, n);
+	fs_keystream_leave(before);
 	s->maybe_more = true; /* it reads what has arrived into its queue */
 	s->write_owes = false;
 	s->pinned = NULL;
