@@ -3,6 +3,18 @@
 
 #include <string.h>
 
+static int check_device(const char *key, const char *device, struct fs_errbuf *e)
+{
+	bool named = strncmp(device, "cuda:", 5) == 0;
+	size_t digits = named ? strspn(device + 5, "0123456789") : 0;
+
+	if (strcmp(device, "auto") == 0 || strcmp(device, "cpu") == 0 || strcmp(device, "cuda") == 0 ||
+	        (digits >= 1 && digits <= 3 && device[5 + digits] == '\0'))
+		return FS_OK;
+	return fs_fail(e, FS_EINVAL,
+	        "\"%s\" is \"%.40s\"; it must be \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"", key, device);
+}
+
 /* Pictures are encoded on vision hosts, on this machine, or nowhere. */
 static int check_kind(const struct fs_config *c, struct fs_errbuf *e)
 {
@@ -11,6 +23,7 @@ static int check_kind(const struct fs_config *c, struct fs_errbuf *e)
 		        "\"vision.remote\" is true and \"vision.mmproj\" is set: choose vision hosts or an "
 		        "encoder on this machine");
 	const char *idle = c->vision.exe       ? "exe"
+	                   : c->vision.device  ? "device"
 	                   : c->vision.gpu     ? "gpu"
 	                   : c->vision.elastic ? "elastic"
 	                   : c->vision.threads ? "threads"
@@ -19,6 +32,9 @@ static int check_kind(const struct fs_config *c, struct fs_errbuf *e)
 		return fs_fail(e, FS_EINVAL,
 		        "\"vision.%s\" is about an encoder on this machine: it needs \"vision.mmproj\"",
 		        idle);
+	if (c->vision.device && c->vision.gpu)
+		return fs_fail(
+		        e, FS_EINVAL, "\"vision.device\" says it all: leave out \"vision.gpu\" beside it");
 	if (c->vision.max_tokens && c->vision.min_tokens > c->vision.max_tokens)
 		return fs_fail(
 		        e, FS_EINVAL, "\"vision.min_tokens\" must not be larger than \"vision.max_tokens\"");
@@ -36,7 +52,11 @@ int fs_config_check(const struct fs_config *c, struct fs_errbuf *e)
 			return fs_fail(e, FS_EINVAL,
 			        "\"picture_folders\" holds \"%s\", which is no absolute path",
 			        c->picture_folders.items[i]);
-	int rc = check_kind(c, e);
+	int rc = check_device("device", c->device, e);
+	if (!rc && c->vision.device)
+		rc = check_device("vision.device", c->vision.device, e);
+	if (!rc)
+		rc = check_kind(c, e);
 	if (rc)
 		return rc;
 	if (c->vision.remote && c->vision.n_hosts == 0)

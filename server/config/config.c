@@ -49,7 +49,9 @@ static const struct key keys[] = {
                 "Seconds after which a client that acknowledges nothing (power or network lost) is taken for "
                 "gone."},
         {"device", T_STRING, AT(device), 0, 0, "\"auto\"", NULL,
-                "Where the text model runs: \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"."},
+                "Where the text model runs: \"cpu\", \"cuda\", \"cuda:N\", or \"auto\", a GPU when there is "
+                "one that "
+                "will do."},
         {"threads", T_INT, AT(threads), 0, 1024, "0", NULL,
                 "CPU threads of the engine; 0 = the cores this process may use."},
         {"context", T_INT, AT(context), 0, 1 << 24, "0", NULL,
@@ -95,8 +97,13 @@ static const struct key keys[] = {
                 "farsight-encoder beside farsight-server, else the one in PATH."},
         {"vision.extended", T_STRING, AT(vision.extended), 0, 0, "\"auto\"", "auto|on|off",
                 "Whether that encoder knows --extended; \"auto\": farsight-encoder does."},
+        {"vision.device", T_STRING, AT(vision.device), 0, 0, "null", NULL,
+                "Where that encoder works: \"cpu\", \"cuda\", \"cuda:N\" (N in PCI bus order), or \"auto\", "
+                "a GPU "
+                "when there is one that will do. On a GPU its pictures queue with the answers. Default: as "
+                "vision.gpu says."},
         {"vision.gpu", T_BOOL, AT(vision.gpu), 0, 0, "false", NULL,
-                "That encoder works on a GPU of this machine; its pictures then queue with the answers."},
+                "true is \"device\": \"cuda\" for that encoder, false \"cpu\"."},
         {"vision.threads", T_INT, AT(vision.threads), 0, 1024, "0", NULL,
                 "CPU threads of that encoder; 0 = its own choice."},
         {"vision.elastic", T_BOOL, AT(vision.elastic), 0, 0, "false", NULL,

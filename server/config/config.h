@@ -41,7 +41,7 @@ struct fs_config {
 	} sampling;
 	struct {
 		bool remote;
-		char *mmproj, *exe, *extended;
+		char *mmproj, *exe, *extended, *device;
 		bool gpu, elastic;
 		int64_t threads, elastic_idle_s, ready_timeout_s, max_tokens, min_tokens;
 		char *fingerprint, *rows_dtype;

@@ -22,7 +22,9 @@
 struct fs_local {
 	struct fs_host *h;
 	char *exe, *mmproj, *model;
-	bool gpu, elastic;
+	bool gpu;        /* its pictures take the turn */
+	bool gpu_if_any; /* READY tells whether they do */
+	bool elastic;
 	struct fs_vision_turn turn;
 	struct fs_encproc enc;
 	struct fs_spool spool;
@@ -259,6 +261,8 @@ static void check_ready(struct fs_local *l)
 	int rc = fs_host_check_model_locked(h, &f, &e);
 	pthread_mutex_unlock(&h->v->lock);
 	l->checked = p->starts;
+	if (l->gpu_if_any)
+		l->gpu = strncmp(f.device, "cuda", 4) == 0;
 	if (rc)
 		fs_encproc_fault(p, e.text);
 }
@@ -358,7 +362,6 @@ int fs_local_create(
 	l->exe = strdup(o->exe);
 	l->mmproj = strdup(o->mmproj);
 	l->model = strdup(o->model ? o->model : "");
-	l->gpu = o->gpu;
 	l->elastic = o->elastic;
 	l->turn = o->turn;
 	l->news = fs_wake_open();
@@ -380,8 +383,12 @@ int fs_local_create(
 	        .idle_s = !o->elastic     ? 0
 	                  : o->idle_s > 0 ? o->idle_s
 	                                  : 300};
-	fs_encproc_init(&l->enc, &p, on_done, l);
 	int rc = !l->exe || !l->mmproj || !l->model ? fs_fail(e, FS_ENOMEM, "out of memory") : FS_OK;
+	if (!rc && o->device)
+		rc = fs_encproc_set_device(&p, o->device, e);
+	l->gpu = p.gpu;
+	l->gpu_if_any = p.gpu_if_any;
+	fs_encproc_init(&l->enc, &p, on_done, l);
 	if (!rc && l->news < 0)
 		rc = fs_fail_errno(e, FS_EIO, "can not open an eventfd");
 	if (!rc)

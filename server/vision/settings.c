@@ -57,6 +57,7 @@ void fs_vision_local_from_config(
 	        .model = c->model,
 	        .extended = strcmp(c->vision.extended, "auto") == 0 ? ours
 	                                                            : strcmp(c->vision.extended, "on") == 0,
+	        .device = c->vision.device,
 	        .gpu = c->vision.gpu,
 	        .elastic = c->vision.elastic,
 	        .threads = (int)c->vision.threads,

@@ -37,6 +37,7 @@ struct fs_vision_local_opts { /* copied */
 	const char *mmproj;   /* what it is to load */
 	const char *model;    /* the text model, told to it; NULL = not told */
 	bool extended;        /* it speaks the extended protocol */
+	const char *device;   /* "auto", "cpu", "cuda", "cuda:N"; NULL = "cuda" with gpu, else left to it */
 	bool gpu;             /* it works on a GPU of this machine and takes the turn for each picture */
 	bool elastic;         /* started by the first picture, ended after idle_s without one */
 	int threads;          /* 0 = as it likes */

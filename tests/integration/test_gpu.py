@@ -140,7 +140,7 @@ def test_an_encoder_whose_card_is_lost_is_started_again(host, servers, card, mon
     assert not (card / "lose").exists()
     assert server.ask(QUESTION, PICTURE) == want
     log = (host.socket.parent / "watchdog.log").read_text()
-    assert "the encoder's GPU failed (status 3)" in log and "illegal memory access" in log, log[-3000:]
+    assert "the encoder's GPU failed (status 75)" in log and "illegal memory access" in log, log[-3000:]
 
 
 def test_an_encoder_on_this_machine_whose_card_is_lost(servers, card, monkeypatch):
@@ -152,3 +152,16 @@ def test_an_encoder_on_this_machine_whose_card_is_lost(servers, card, monkeypatc
     assert status == 400 and reply["error"]["code"] == "vision_unavailable" and "the encoder's GPU failed" in reply["error"]["message"], reply
     wait_for(lambda: server.eyes()["hosts"][0]["state"] == "up", "the encoder")
     assert server.ask(QUESTION, PICTURE)
+
+
+@pytest.mark.parametrize("memory,device", [(8 << 30, "cuda:0"), (1 << 20, "cpu")])
+def test_an_encoder_on_this_machine_takes_what_there_is(servers, card, monkeypatch, memory, device):
+    """And its pictures queue with the answers when that is a GPU."""
+    monkeypatch.setattr(lab, "SERVER", lab.BUILD / "server/farsight-server")
+    (card / "memory").write_text(str(memory))
+    program = card / "farsight-encoder"
+    program.symlink_to(TOOLS / "encoder_on_fake_gpu")
+    server = servers(vision={"mmproj": str(lab.MMPROJ), "exe": str(program), "device": "auto"})
+    assert server.eyes()["hosts"][0]["device"] == device
+    assert server.ask(QUESTION, PICTURE)
+    assert server.status()["turn"]["entries"] == (2 if device == "cuda:0" else 1)

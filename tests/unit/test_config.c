@@ -127,6 +127,12 @@ static void checks_what_keys_mean_together(void **state)
 	        {"\"exe\":\"e\"", "\"vision.exe\" is about an encoder on this machine"},
 	        {"\"remote\":true,\"hosts\":\"a\",\"gpu\":true", "\"vision.gpu\" is about"},
 	        {"\"elastic\":true", "\"vision.elastic\" is about"},
+	        {"\"device\":\"cuda\"", "\"vision.device\" is about"},
+	        {"\"mmproj\":\"p\",\"device\":\"auto\"", NULL},
+	        {"\"mmproj\":\"p\",\"device\":\"cuda:12\",\"gpu\":false", NULL},
+	        {"\"mmproj\":\"p\",\"device\":\"cuda:\"", "\"vision.device\" is \"cuda:\"; it must be"},
+	        {"\"mmproj\":\"p\",\"device\":\"gpu\"", "\"vision.device\" is \"gpu\"; it must be"},
+	        {"\"mmproj\":\"p\",\"device\":\"cpu\",\"gpu\":true", "leave out \"vision.gpu\""},
 	        {"\"threads\":1", "\"vision.threads\" is about"},
 	        {"\"mmproj\":\"p\",\"max_tokens\":4,\"min_tokens\":8", "must not be larger"},
 	};

@@ -478,20 +478,21 @@ static void wait_waiting(struct fs_turn *t, size_t n)
 
 static void only_a_gpu_takes_the_turn(void **state)
 {
-	for (int gpu = 0; gpu < 2; gpu++) {
+	for (int gpu = 0; gpu < 4; gpu++) { /* 0 and 3: the CPU */
 		struct fs_turn t;
 		struct fs_turn_of_encoder of;
 		struct rig r;
 		assert_int_equal(fs_turn_init(&t, 4), FS_OK);
 		rig_prepare(&r, "", true);
-		r.local.gpu = gpu;
+		r.local.gpu = gpu == 1;
+		r.local.device = gpu == 2 ? "cuda:1" : gpu == 3 ? "auto" : NULL;
 		r.local.turn = fs_turn_for_encoder(&of, &t);
 		start(&r);
 		good_encode(&r, "one");
-		assert_int_equal(entries(&t), gpu ? 1 : 0);
+		assert_int_equal(entries(&t), gpu % 3 ? 1 : 0);
 		bad_encode(&r, "FAKE err=two", FS_EINVAL, "two");
 		good_encode(&r, "three");
-		assert_int_equal(entries(&t), gpu ? 3 : 0);
+		assert_int_equal(entries(&t), gpu % 3 ? 3 : 0);
 		rig_finish(&r);
 		fs_turn_finish(&t);
 	}
