@@ -54,7 +54,7 @@ int fs_rows_check_finite(const float *rows, size_t n, struct fs_errbuf *e);
 
 /* Exit status of an encoder whose device failed for good, and which would be of use again after a new start.
  */
-#define FS_ENCODER_EXIT_LOST 3
+#define FS_ENCODER_EXIT_LOST 75
 
 #define FS_LINE_MAX 8192 /* bytes with the newline; a longer line is FS_EFORMAT */
 
