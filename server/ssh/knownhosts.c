@@ -296,13 +296,14 @@ static void add_method(char *out, size_t cap, const char *method)
 void fs_kh_method_pref(const struct fs_known_hosts *k, char *out, size_t cap)
 {
 	static const char *const all[] = {"ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384",
-	        "ecdsa-sha2-nistp521", "rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"};
+	        "ecdsa-sha2-nistp521", "rsa-sha2-512", "rsa-sha2-256"};
 	out[0] = '\0';
 	for (size_t i = 0; i < k->n; i++) {
 		const struct entry *en = &k->entries[i];
 		if (en->marker != PLAIN)
 			continue;
-		if (!strcmp(en->type, "ssh-rsa")) { /* one key type, three signatures */
+		if (!strcmp(en->type, "ssh-rsa")) { /* one key type, three signatures; the one that has its
+			                               name is SHA-1's */
 			add_method(out, cap, "rsa-sha2-512");
 			add_method(out, cap, "rsa-sha2-256");
 		}

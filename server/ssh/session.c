@@ -31,6 +31,11 @@
 static const char *const ciphers =
         "aes128-ctr,aes256-ctr,aes192-ctr,aes128-gcm@openssh.com,aes256-gcm@openssh.com";
 static const char *const macs = "hmac-sha2-256,hmac-sha2-512";
+/* Nothing with SHA-1, which old sshds still offer and libssh2 would still take. */
+static const char *const exchanges =
+        "curve25519-sha256,curve25519-sha256@libssh.org,ecdh-sha2-nistp256,ecdh-sha2-nistp384,"
+        "ecdh-sha2-nistp521,diffie-hellman-group-exchange-sha256,diffie-hellman-group16-sha512,"
+        "diffie-hellman-group18-sha512,diffie-hellman-group14-sha256";
 
 struct fs_ssh {
 	int fd;
@@ -90,9 +95,11 @@ static int handshake(struct fs_ssh *s, const struct fs_start *st, struct fs_errb
 	if (rc == LIBSSH2_ERROR_KEX_FAILURE || rc == LIBSSH2_ERROR_KEY_EXCHANGE_FAILURE ||
 	        rc == LIBSSH2_ERROR_METHOD_NONE)
 		return fs_fail(e, FS_EUNAVAILABLE,
-		        "sshd of %s and libssh2 %s share no host key type, cipher or MAC (%s): it needs an "
-		        "ed25519 or ECDSA host key, "
-		        "aes128-ctr or aes256-ctr, and hmac-sha2-256",
+		        "sshd of %s and libssh2 %s share no key exchange, host key type, cipher or MAC (%s): "
+		        "it "
+		        "needs curve25519-sha256, an ed25519 or ECDSA host key, aes128-ctr or aes256-ctr, "
+		        "and "
+		        "hmac-sha2-256",
 		        s->label, libssh2_version(0), last_error(s));
 	if (rc == LIBSSH2_ERROR_BANNER_RECV || rc == LIBSSH2_ERROR_BANNER_NONE)
 		return fs_fail(e, FS_EUNAVAILABLE,
@@ -201,9 +208,9 @@ static int set_methods(struct fs_ssh *s, const struct fs_known_hosts *k, struct 
 {
 	char hostkeys[256];
 	fs_kh_method_pref(k, hostkeys, sizeof(hostkeys));
-	if (prefer(s, LIBSSH2_METHOD_HOSTKEY, hostkeys) || prefer(s, LIBSSH2_METHOD_CRYPT_CS, ciphers) ||
-	        prefer(s, LIBSSH2_METHOD_CRYPT_SC, ciphers) || prefer(s, LIBSSH2_METHOD_MAC_CS, macs) ||
-	        prefer(s, LIBSSH2_METHOD_MAC_SC, macs))
+	if (prefer(s, LIBSSH2_METHOD_KEX, exchanges) || prefer(s, LIBSSH2_METHOD_HOSTKEY, hostkeys) ||
+	        prefer(s, LIBSSH2_METHOD_CRYPT_CS, ciphers) || prefer(s, LIBSSH2_METHOD_CRYPT_SC, ciphers) ||
+	        prefer(s, LIBSSH2_METHOD_MAC_CS, macs) || prefer(s, LIBSSH2_METHOD_MAC_SC, macs))
 		return fs_fail(e, FS_EINTERNAL, "libssh2 %s lacks the ciphers that are needed: %s",
 		        libssh2_version(0), last_error(s));
 	return FS_OK;

@@ -129,6 +129,7 @@ static void known_types_are_negotiated_first(void **state)
 	fs_kh_method_pref(k, pref, sizeof(pref));
 	assert_int_equal(strncmp(pref, "ecdsa-sha2-nistp256,ssh-ed25519,", 32), 0);
 	assert_null(strstr(pref + 1, "ecdsa-sha2-nistp256"));
+	assert_null(strstr(pref, "ssh-rsa")); /* signs with SHA-1 */
 	assert_int_equal(fs_kh_count(k), 2);
 	fs_kh_free(k);
 }

@@ -538,6 +538,21 @@ static void hosts_without_common_ciphers_are_explained(void **state)
 	test_sshd_finish(&other);
 }
 
+/* libssh2 would take them. */
+static void hosts_that_offer_only_weak_methods_are_refused(void **state)
+{
+	static const char *const weak[] = {"KexAlgorithms diffie-hellman-group14-sha1", "MACs hmac-sha1",
+	        "KexAlgorithms diffie-hellman-group1-sha1"};
+	for (size_t i = 0; i < FS_ARRAY_LEN(weak); i++) {
+		struct test_sshd other;
+		struct test_sshd_opts oo = {.extra = weak[i]};
+		test_sshd_init(&other, &oo);
+		struct fs_ssh_opts o = opts_for(&other, "true");
+		refused(&o, FS_EUNAVAILABLE, "share no key exchange");
+		test_sshd_finish(&other);
+	}
+}
+
 static void lost_connection_is_an_error(void **state)
 {
 	struct test_sshd other;
@@ -590,6 +605,7 @@ int main(void)
 	        cmocka_unit_test(silent_server_meets_the_deadline),
 	        cmocka_unit_test(dead_addresses_are_named),
 	        cmocka_unit_test(hosts_without_common_ciphers_are_explained),
+	        cmocka_unit_test(hosts_that_offer_only_weak_methods_are_refused),
 	        cmocka_unit_test(lost_connection_is_an_error),
 	};
 	if (!test_sshd_available())
