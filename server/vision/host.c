@@ -219,6 +219,8 @@ static int on_err(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf 
 	uint32_t code = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 	struct fs_errbuf text;
 	fs_fail(&text, 0, "%.*s", (int)FS_MIN(f->len - 4, 400u), (const char *)p + 4);
+	if (!*text.text)
+		fs_fail(&text, 0, "it tells no reason (error %u)", code);
 	if (f->id == 0)
 		return fs_fail(e, FS_EUNAVAILABLE, "%s", text.text);
 	pthread_mutex_lock(&h->v->lock);
