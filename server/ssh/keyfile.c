@@ -64,10 +64,13 @@ static bool field(const uint8_t *b, size_t n, size_t *at, const uint8_t **s, siz
  */
 static bool parse_openssh(struct fs_ssh_key *k)
 {
-	const char *begin = strstr(k->text, OPENSSH_BEGIN), *end = strstr(k->text, OPENSSH_END);
-	if (!begin || !end || end < begin)
+	const char *begin = strstr(k->text, OPENSSH_BEGIN), *end;
+	if (!begin)
 		return false;
-	begin += strlen(OPENSSH_BEGIN);
+	begin += strlen(OPENSSH_BEGIN); /* the two lines may share their dashes */
+	end = strstr(begin, OPENSSH_END);
+	if (!end)
+		return false;
 	char *b64 = malloc((size_t)(end - begin) + 1);
 	size_t m = 0, n = 0;
 	if (!b64)
