@@ -21,6 +21,13 @@ int fs_agent_connect(const struct fs_agent_opts *o, int64_t deadline, int *fd, s
 int fs_agent_hand_over(
         int in, int out, int sock, const void *greeting, size_t n, int64_t deadline, struct fs_errbuf *e);
 
+/*
+ * Waits until the watchdog says that it has taken them. One from before it said so is known by its reading
+ * what the server sends. FS_EUNAVAILABLE: nobody reads that, so the watchdog hangs, or is so old that it
+ * knows no hand-over; the server is to be told instead of waiting.
+ */
+int fs_agent_confirm(int in, int sock, struct fs_errbuf *e);
+
 enum fs_agent_end {
 	FS_AGENT_PEER_GONE,     /* our input ended: the ssh channel is closed */
 	FS_AGENT_WATCHDOG_GONE, /* the socket ended first */

@@ -8,10 +8,14 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LAST_MS 2000 /* for the watchdog to read what came before the end of our input */
+#define TAKEN_MS 3000        /* a watchdog's loop never waits for so long */
+#define LOOK_AGAIN_MS 1000   /* a HELLO that lies there this much longer is read by nobody */
+#define HELLO_MAX_BYTES 8192 /* more than it, and less than pictures, which come after the host's answer */
+#define LAST_MS 2000         /* for the watchdog to read what came before the end of our input */
 
 int fs_agent_hand_over(
         int in, int out, int sock, const void *greeting, size_t n, int64_t deadline, struct fs_errbuf *e)
@@ -42,6 +46,37 @@ int fs_agent_hand_over(
 		if (errno == EAGAIN && poll(&p, 1, fs_poll_ms(deadline)) == 0)
 			return fs_fail(e, FS_ETIMEOUT, "the watchdog does not take the channel in time");
 	}
+}
+
+/* Something came from the watchdog within the time: its word, or its end, which fs_agent_attend finds. */
+static bool is_heard(int sock, int timeout_ms)
+{
+	int64_t until = fs_deadline_ms(timeout_ms);
+	struct pollfd p = {.fd = sock, .events = POLLIN};
+	int n;
+	while ((n = poll(&p, 1, fs_poll_ms(until))) < 0 && errno == EINTR)
+		;
+	return n != 0;
+}
+
+static int unread(int in)
+{
+	int n = 0;
+	return ioctl(in, FIONREAD, &n) == 0 ? n : 0;
+}
+
+int fs_agent_confirm(int in, int sock, struct fs_errbuf *e)
+{
+	if (is_heard(sock, TAKEN_MS))
+		return FS_OK;
+	int before = unread(in);
+	if (before == 0 || before > HELLO_MAX_BYTES || is_heard(sock, LOOK_AGAIN_MS) || unread(in) < before)
+		return FS_OK;
+	return fs_fail(e, FS_EUNAVAILABLE,
+	        "the watchdog that runs on this vision host does not take the channel: it hangs, or it is "
+	        "older "
+	        "than this agent (%s); type there: farsight-watchdog stop",
+	        FS_VERSION);
 }
 
 static bool hung_up(int fd, int timeout_ms)

@@ -73,6 +73,8 @@ static int serve(const struct fs_agent_opts *o)
 	size_t n = fs_wd_greeting_format(&g, greeting);
 	int in_flags = fcntl(STDIN_FILENO, F_GETFL), out_flags = fcntl(STDOUT_FILENO, F_GETFL);
 	rc = fs_agent_hand_over(STDIN_FILENO, STDOUT_FILENO, sock, greeting, n, deadline, &e);
+	if (!rc)
+		rc = fs_agent_confirm(STDIN_FILENO, sock, &e);
 	if (rc)
 		send_error(rc, e.text);
 	else

@@ -260,6 +260,38 @@ int fs_wd_client_replace(const char *socket_path)
 	return rc;
 }
 
+/* ---- reload ---- */
+
+int fs_wd_client_reload(const char *socket_path)
+{
+	static const char refused[] = "FARSIGHT refused: ";
+	struct fs_errbuf e;
+	struct fs_buf answer;
+	json_error_t je;
+	int rc = ask(socket_path, FS_WD_RELOAD, -1, STATUS_MS, NULL, &answer, &e);
+	if (rc == FS_EUNAVAILABLE) {
+		printf("no watchdog runs at %s: the next one reads them at its start\n", socket_path);
+		return 0;
+	}
+	if (rc)
+		return complain(e.text);
+	json_t *status = json_loadb((char *)answer.data, answer.len, 0, &je);
+	char *line = (char *)answer.data;
+	line[strcspn(line, "\n")] = 0;
+	if (status)
+		printf("farsight-watchdog %s has read %s again\n", text(status, "version"),
+		        text(status, "config"));
+	else if (!strncmp(line, refused, sizeof(refused) - 1))
+		fs_fail(&e, FS_EINVAL, "the settings stay as they were: %s", line + sizeof(refused) - 1);
+	else
+		fs_fail(&e, FS_ENOTSUP,
+		        "the watchdog that runs does not know this command; SIGHUP does the same");
+	rc = status ? 0 : complain(e.text);
+	json_decref(status);
+	fs_buf_finish(&answer);
+	return rc;
+}
+
 /* ---- waiting for the place ---- */
 
 static int wait_for_end(int sock, int signals, struct fs_notify *n, struct fs_errbuf *e)

@@ -287,8 +287,11 @@ static void take_order(struct fs_conn *c, enum fs_wd_purpose purpose)
 	c->admin = purpose == FS_WD_STOP || purpose == FS_WD_RETIRE;
 	wd->stopping |= purpose == FS_WD_STOP;
 	wd->retiring |= purpose == FS_WD_RETIRE;
-	int rc = purpose == FS_WD_REPLACE ? fs_wd_replace_ask(wd, c, &e) : fs_wd_status(wd, &c->ctrl);
-	if (rc && purpose == FS_WD_REPLACE)
+	bool may_refuse = purpose == FS_WD_REPLACE || purpose == FS_WD_RELOAD;
+	int rc = purpose == FS_WD_RELOAD ? fs_wd_reload(wd, &e) : FS_OK;
+	if (!rc)
+		rc = purpose == FS_WD_REPLACE ? fs_wd_replace_ask(wd, c, &e) : fs_wd_status(wd, &c->ctrl);
+	if (rc && may_refuse)
 		fs_buf_printf(&c->ctrl, "FARSIGHT refused: %s\n", e.text);
 	else if (rc)
 		fs_conn_lose(c);
@@ -313,6 +316,9 @@ static void take_greeting(struct fs_conn *c)
 	if (g.purpose != FS_WD_REPLACE)
 		close_program(c);
 	if (g.purpose == FS_WD_CHANNEL) {
+		if (handed_over(c) &&
+		        send(c->fd, FS_WD_TAKEN, strlen(FS_WD_TAKEN), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+			fs_debug("connection: its agent does not hear that it was taken");
 		c->phase = FS_CONN_HELLO;
 		c->deadline = fs_deadline_ms(HELLO_MS);
 		return;

@@ -20,13 +20,14 @@ static void usage(FILE *f)
 {
 	fprintf(f, "usage: farsight-watchdog [--config FILE] [--socket PATH] [--service] [run]\n"
 	           "       farsight-watchdog [--socket PATH] [--json|--text] status\n"
-	           "       farsight-watchdog [--socket PATH] stop|replace\n"
+	           "       farsight-watchdog [--socket PATH] stop|replace|reload\n"
 	           "       farsight-watchdog --help-config\n"
 	           "  run      owns this host's encoder and serves servers that come in over ssh (default);\n"
 	           "           SIGHUP reads the settings again\n"
 	           "  status   prints what the running watchdog does: text on a terminal, else JSON\n"
 	           "  stop     ends it and its encoder, and waits until both are gone\n"
 	           "  replace  this program takes over from the one that runs, with its encoder and servers\n"
+	           "  reload   has the running one read its settings again\n"
 	           "  --service  as a service: stays although it serves nobody, and waits for a watchdog\n"
 	           "             that runs already\n");
 }
@@ -93,6 +94,8 @@ static int command(const char *name, struct fs_wd_opts *o, int ready_fd, bool js
 		return fs_wd_client_stop(o->socket_path);
 	if (!strcmp(name, "replace"))
 		return fs_wd_client_replace(o->socket_path);
+	if (!strcmp(name, "reload"))
+		return fs_wd_client_reload(o->socket_path);
 	if (!strcmp(name, "run"))
 		return run(o, ready_fd);
 	usage(stderr);

@@ -14,7 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static const char *const purposes[] = {"channel", "status", "stop", "retire", "replace"};
+static const char *const purposes[] = {"channel", "status", "stop", "retire", "replace", "reload"};
 
 static bool own_folder(const char *path)
 {

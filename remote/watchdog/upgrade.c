@@ -127,17 +127,17 @@ static struct fs_conn *asker(const struct fs_wd *wd)
 int fs_wd_replace_ask(struct fs_wd *wd, struct fs_conn *c, struct fs_errbuf *e)
 {
 	static struct fs_wd_config checked;
-	if (wd->stopping || asker(wd))
-		return fs_fail(e, FS_EUNAVAILABLE, "this watchdog %s",
-		        wd->stopping ? "is ending" : "is being replaced already");
+	if (wd->stopping)
+		return fs_fail(e, FS_EUNAVAILABLE, "this watchdog is ending");
 	if (c->program < 0)
 		return fs_fail(e, FS_EINVAL, "no program came with the request");
 	int rc = fs_wd_config_load(&checked, wd->config_path, e);
 	if (rc)
 		return rc; /* the next program would not start */
 	fs_wd_config_finish(&checked);
+	if (!asker(wd)) /* several may ask; the last one's program it will be, and all are told */
+		wd->replace_asked = fs_now();
 	c->replace = true;
-	wd->replace_asked = fs_now();
 	fs_info("another program asks to take over");
 	return FS_OK;
 }

@@ -33,14 +33,16 @@ int fs_wd_connect(const char *socket_path, int *fd, struct fs_errbuf *e);
  */
 int fs_wd_find_program(const char *name, const char *folder, char *out, size_t cap, struct fs_errbuf *e);
 
+#define FS_WD_TAKEN "FARSIGHT taken\n"
 /* The first line on the socket, at most FS_WD_GREETING_MAX bytes: "FARSIGHT 1 <purpose> <peer>\n". */
 #define FS_WD_GREETING_MAX 160
 enum fs_wd_purpose {
-	FS_WD_CHANNEL, /* frames follow, both ways */
+	FS_WD_CHANNEL, /* frames follow, both ways; FS_WD_TAKEN when descriptors for them came along */
 	FS_WD_STATUS,  /* one JSON object comes back, then the end */
 	FS_WD_STOP,    /* the same; the socket ends when the watchdog has */
 	FS_WD_RETIRE,  /* the same, as soon as it serves nobody */
 	FS_WD_REPLACE, /* with a descriptor of a program that takes the process over; its status comes back */
+	FS_WD_RELOAD,  /* the settings are read again; the status, or "FARSIGHT refused: <text>" */
 };
 struct fs_wd_greeting {
 	enum fs_wd_purpose purpose;

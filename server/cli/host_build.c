@@ -120,13 +120,14 @@ static int check_binary(struct host *h, const char *const names[], size_t n)
 int host_send_binary(struct host *h)
 {
 	static const char *const names[] = {"farsight-agent", "farsight-watchdog", "farsight-encoder"};
-	/* Programs that do not run there never replace any. A running one is replaced by name, not in place.
-	 */
+	/* Programs that do not run there never replace any. A running one is replaced by name, not in place;
+	 * one that is the same stays, so that a warm encoder is not taken for an old one. */
 	static const char script[] =
 	        UNPACK "for p in farsight-agent farsight-watchdog farsight-encoder; do \"$d/bin.new/$p\" "
 	               "--version > /dev/null; "
-	               "done; for p in farsight-agent farsight-watchdog farsight-encoder; do mv -f "
-	               "\"$d/bin.new/$p\" \"$d/bin/$p\"; "
+	               "done; for p in farsight-agent farsight-watchdog farsight-encoder; do "
+	               "cmp -s \"$d/bin.new/$p\" \"$d/bin/$p\" 2> /dev/null || "
+	               "mv -f \"$d/bin.new/$p\" \"$d/bin/$p\"; "
 	               "done; rm -rf \"$d/bin.new\" \"$d/share/built\"; echo \"$1\" > \"$d/share/binary\"";
 	struct fs_errbuf e = {""};
 	struct fs_buf tar;

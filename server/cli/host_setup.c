@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define RENEW_S 660 /* more than a replacement waits for a host that is never without a picture */
 #define BEFORE ".before-farsight" /* a configuration that was there before add came: remove puts it back */
 
 static json_t *wishes(const struct host *h)
@@ -92,14 +93,70 @@ int host_configure(struct host *h)
 	return rc;
 }
 
+/* What the script below said of the watchdog that ran. */
+struct renewal {
+	char replaced[300]; /* another program took it over, or is going to */
+	char refused[300];  /* it goes on with the old programs or settings */
+};
+
+/* A watchdog that runs goes over to new programs and settings in place, so that servers keep their encoder.
+ */
+static int renew(struct host *h, bool stop, struct renewal *r, struct fs_errbuf *e)
+{
+	static const char script[] =
+	        "w=\"$HOME/.local/farsight/bin/farsight-watchdog\"; "
+	        "if [ \"$1\" = stop ]; then \"$w\" stop > /dev/null 2>&1; exit 0; fi; "
+	        "if [ \"$1\" = programs ]; then if r=\"$(\"$w\" replace 2>&1)\"; then echo \"replaced=$r\"; "
+	        "else echo \"refused=$r\"; exit 0; fi; fi; "
+	        "r=\"$(\"$w\" reload 2>&1)\" || echo \"refused=$r\"; exit 0";
+	struct fs_buf out;
+	*r = (struct renewal){.replaced = ""};
+	fs_buf_init(&out, 65536);
+	struct host_call c = {.script = script,
+	        .args = {stop                  ? "stop"
+	                 : h->programs_changed ? "programs"
+	                                       : "settings"},
+	        .out = &out,
+	        .deadline_s = RENEW_S};
+	int rc = host_call(h, &c, NULL, e);
+	if (!rc) {
+		host_value(&out, "replaced", r->replaced, sizeof(r->replaced));
+		host_value(&out, "refused", r->refused, sizeof(r->refused));
+	}
+	fs_buf_finish(&out);
+	return rc;
+}
+
+static int take_over(struct host *h)
+{
+	struct renewal r;
+	struct fs_errbuf e = {""};
+	if (!h->programs_changed && !h->config_changed)
+		return FS_OK;
+	int rc = renew(h, false, &r, &e);
+	if (rc)
+		return host_failed(h, rc, "watchdog", NULL, e.text);
+	if (*r.replaced && !strstr(r.replaced, "nothing to replace"))
+		host_done(h, "watchdog", "%s", r.replaced);
+	if (!*r.refused)
+		return FS_OK;
+	host_note(h, "the watchdog that runs there goes on as before: %s", r.refused);
+	if (!host_ask(h, "Stop it? Servers that use this host reconnect, and its encoder loads anew."))
+		return host_failed(h, FS_ECANCELLED, "watchdog",
+		        "type there: ~/.local/farsight/bin/farsight-watchdog stop, then run this again",
+		        "it does not take the new programs or settings");
+	rc = renew(h, true, &r, &e);
+	if (rc)
+		return host_failed(h, rc, "watchdog", NULL, e.text);
+	host_done(h, "watchdog", "the old one was stopped");
+	return FS_OK;
+}
+
 int host_start(struct host *h)
 {
-	/* One that runs is ended when it would go on with old programs or settings; servers come again. Where
-	 * a user manager runs it keeps the watchdog, else the agent starts one when a server comes. */
+	/* Where a user manager runs it keeps the watchdog, else the agent starts one when a server comes. */
 	static const char script[] =
-	        "d=\"$HOME/.local/farsight\"; w=\"$d/bin/farsight-watchdog\"; "
-	        "u=\"$d/lib/systemd/user/farsight-watchdog.service\"; "
-	        "if [ \"$1\" = changed ]; then \"$w\" stop > /dev/null 2>&1; fi; "
+	        "u=\"$HOME/.local/farsight/lib/systemd/user/farsight-watchdog.service\"; "
 	        "if [ -f \"$u\" ] && systemctl --user show-environment > /dev/null 2>&1 && "
 	        "systemctl --user enable \"$u\" > /dev/null 2>&1 && systemctl --user daemon-reload && "
 	        "systemctl --user start farsight-watchdog; then echo how=systemd; "
@@ -108,11 +165,12 @@ int host_start(struct host *h)
 	struct fs_errbuf e = {""};
 	struct fs_buf out;
 	char how[16] = "", linger[16] = "";
+	int rc = take_over(h);
+	if (rc)
+		return rc;
 	fs_buf_init(&out, 65536);
-	struct host_call c = {.script = script,
-	        .args = {h->programs_changed || h->config_changed ? "changed" : "same"},
-	        .out = &out};
-	int rc = host_call(h, &c, NULL, &e);
+	struct host_call c = {.script = script, .out = &out};
+	rc = host_call(h, &c, NULL, &e);
 	if (!rc) {
 		host_value(&out, "how", how, sizeof(how));
 		host_value(&out, "linger", linger, sizeof(linger));

@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 
+import pytest
+
 import frames_client as fc
 import lab
 from watchdog_lab import FAKE, WATCHDOG, alive, expected, picture
@@ -46,6 +48,43 @@ def test_agent_as_forced_command_ignores_what_was_asked_for(agent_host, tmp_path
     env = open(f"/proc/{h.status()['pid']}/environ").read()
     assert "SSH_" not in env
     c.close()
+
+
+def test_agent_says_when_the_watchdog_does_not_take_the_channel(agent_host):
+    """One that hangs, or is from before the hand-over: it would wait for frames on the agent's socket."""
+    h = agent_host
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(h.socket))
+        old.listen()
+        c = h.agent(ready=False)
+        s, _ = old.accept()
+        assert s.recv(4096).startswith(b"FARSIGHT 1 channel 127.0.0.1")
+        frame = c.expect(fc.ERR)
+        assert b"does not take the channel" in frame[2] and b"older" in frame[2] and b"farsight-watchdog stop" in frame[2]
+        assert c.owner.wait(fc.LIMIT_S) == 1 and s.recv(1) == b""
+        c.close()
+    h.socket.unlink()
+
+
+def test_agent_is_content_with_a_watchdog_that_takes_and_says_nothing(agent_host):
+    """As those did from the hand-over's first release."""
+    h = agent_host
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(h.socket))
+        old.listen()
+        c = h.agent(ready=False)
+        s, _ = old.accept()
+        _, fds, _, _ = socket.recv_fds(s, 4096, 2)
+        assert os.read(fds[0], 4096)  # the HELLO
+        assert c.owner.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            c.owner.wait(6)  # longer than the agent looks
+        s.close()
+        assert c.owner.wait(fc.LIMIT_S) == 3
+        for fd in fds:
+            os.close(fd)
+        c.close()
+    h.socket.unlink()
 
 
 def test_agent_delivers_bye_before_it_ends(agent_host):

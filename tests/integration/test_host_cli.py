@@ -460,6 +460,44 @@ def test_a_running_server_takes_the_host_and_lets_go_of_it(box, servers, monkeyp
     assert "vision host box is let go" in log and "box was lost" not in log
 
 
+def test_new_programs_take_over_under_a_server(box, servers, monkeypatch):
+    """Watchdog, lease and encoder of a server survive an upgrade and other settings."""
+    box.start()
+    monkeypatch.setenv("HOME", str(box.main))
+    box.added()
+    server = servers(**json.loads(box.config.read_text()))
+    server.wait_for_eyes()
+    picture = sorted((lab.TOP / "tests/data/pictures").glob("*.png"))[0]
+    first = server.ask("What is in this picture?", picture)
+
+    def there():
+        env = {**os.environ, **{k: str(v) for k, v in box.environment.items()}}
+        out = subprocess.run([box.home / ".local/farsight/bin/farsight-watchdog", "status"], env=env, capture_output=True, text=True, check=True).stdout
+        return json.loads(out)
+
+    def of_server():
+        lease, = [x for x in there()["leases"] if x["port"]]
+        return lease["lease"]
+
+    before, lease = there(), of_server()
+    up_since = server.status()["vision"]["hosts"][0]["state_age_s"]
+    for program in ("farsight-watchdog", "farsight-agent"):
+        with open(box.binary / program, "ab") as f:
+            f.write(b"another build")
+    said = box.added()
+    assert any("took over" in line for line in lines(said, "done    watchdog")), said
+    after = there()
+    assert after["pid"] == before["pid"] and after["encoder"]["pid"] == before["encoder"]["pid"] and of_server() == lease
+    status, said = box.add("--yes", "--threads", "1", "--binary", str(box.binary), "--mmproj", str(lab.MMPROJ))
+    assert status == 0, said
+    lab.wait_for(lambda: there()["encoder"]["state"] == "ready" and there()["encoder"]["pid"] != before["encoder"]["pid"], "the encoder with its new settings")
+    assert there()["pid"] == before["pid"] and of_server() == lease
+    assert server.status()["vision"]["hosts"][0]["host"] == "box" and up_since >= 0
+    server.wait_for_eyes()
+    assert server.ask("What is in this picture? ", picture) and first
+    assert "was lost" not in server.log.read_text()
+
+
 def test_a_server_with_another_config_is_not_taken_for_ours(box, servers, monkeypatch):
     box.start()
     monkeypatch.setenv("HOME", str(box.main))

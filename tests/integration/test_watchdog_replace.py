@@ -83,6 +83,28 @@ def test_pictures_under_way_are_finished_first(watchdog, copies):
     c.close()
 
 
+def test_two_who_ask_at_once_are_both_served(watchdog, copies):
+    """An admin's command, and the newer file that the watchdog has found itself."""
+    h = watchdog().start()
+    c = h.channel()
+    programs = [copies("a"), copies("b")]
+    c.enc(1, picture("delay=1500"))
+    fc.wait_for(lambda: h.events("enc "), "the encode")
+    results = []
+    threads = [threading.Thread(target=lambda p=p: results.append(h.ask("replace", program=p))) for p in programs]
+    for n, t in enumerate(threads):
+        t.start()
+        fc.wait_for(lambda: h.log.read_text().count("asks to take over") == n + 1, "the request")
+    assert c.answer(1)[0] == "rows"
+    for t in threads:
+        t.join(fc.LIMIT_S)
+    assert [r.returncode for r in results] == [0, 0], results
+    assert program_of(h.process.pid) == os.stat(programs[1]).st_ino
+    c.enc(2, picture())
+    assert c.answer(2)[0] == "rows" and len(h.events("start ")) == 1
+    c.close()
+
+
 def test_newer_file_in_place_of_the_running_one_is_taken_up(watchdog, copies):
     h = watchdog()
     h.program = copies()

@@ -93,6 +93,28 @@ def reload(h, **config):
     fc.wait_for(lambda: h.log.read_text().count("settings") > before, "the settings to be read")
 
 
+def test_reload_as_a_command(watchdog):
+    h = watchdog()
+    p = h.ask("reload")
+    assert p.returncode == 0 and "no watchdog runs" in p.stdout
+    h.start()
+    c = h.channel()
+    pid = h.encoder_pid()
+    h.configure(max_queue=1)
+    p = h.ask("reload")
+    assert p.returncode == 0 and f"has read {h.config} again" in p.stdout, p
+    c.enc(1, picture("delay=300"))
+    c.enc(2, picture())
+    assert c.answer(2)[1] == fc.EUNAVAILABLE, "the new limit holds"
+    assert c.answer(1)[0] == "rows" and h.encoder_pid() == pid
+    h.config.write_text('{"mmproj": 5}')
+    p = h.ask("reload")
+    assert p.returncode == 1 and "stay as they were" in p.stderr and "mmproj" in p.stderr, p
+    c.enc(3, picture())
+    assert c.answer(3)[0] == "rows" and h.encoder_pid() == pid
+    c.close()
+
+
 def test_same_settings_keep_the_encoder(watchdog):
     h = watchdog().start()
     c = h.channel()

@@ -39,7 +39,7 @@ static void greetings_that_are_taken(void **state)
 	        {"FARSIGHT 1 channel ::ffff:10.0.0.1", FS_WD_CHANNEL, "::ffff:10.0.0.1"},
 	        {"FARSIGHT 1 channel -", FS_WD_CHANNEL, ""}, {"FARSIGHT 1 status -", FS_WD_STATUS, ""},
 	        {"FARSIGHT 1 stop -", FS_WD_STOP, ""}, {"FARSIGHT 1 retire -", FS_WD_RETIRE, ""},
-	        {"FARSIGHT 1 replace -", FS_WD_REPLACE, ""}};
+	        {"FARSIGHT 1 replace -", FS_WD_REPLACE, ""}, {"FARSIGHT 1 reload -", FS_WD_RELOAD, ""}};
 	for (size_t i = 0; i < FS_ARRAY_LEN(good); i++) {
 		struct fs_wd_greeting g;
 		struct fs_errbuf e;
