@@ -94,6 +94,8 @@ static int ready_option(const char *word, struct fs_ready *r, struct fs_errbuf *
 		ok = strlen(v) < sizeof(r->device);
 		if (ok)
 			memcpy(r->device, v, strlen(v) + 1);
+	} else if ((v = option_value(word, "rows")) != NULL) {
+		r->pipe = strcmp(v, "pipe") == 0; /* another word is one that we do not know */
 	} else if ((v = option_value(word, "min_tokens")) != NULL) {
 		ok = parse_int(v, 1, FS_ROWS_MAX_TOKENS, &r->min_tokens);
 	} else if ((v = option_value(word, "vram_free_mb")) != NULL) {

@@ -49,16 +49,27 @@ void fs_rows_header_put(uint8_t out[FS_ROWS_HEADER], const struct fs_rows_shape 
 	put_u32(out + 16, (uint32_t)s->n_embd);
 }
 
-int fs_rows_header_get_dtype(const uint8_t in[FS_ROWS_HEADER], uint64_t file_bytes, enum fs_wire_dtype dtype,
-        struct fs_rows_shape *out, struct fs_errbuf *e)
+int fs_rows_header_begin(const uint8_t in[FS_ROWS_HEADER], enum fs_wire_dtype dtype,
+        struct fs_rows_shape *out, size_t *bytes, struct fs_errbuf *e)
 {
 	struct fs_rows_shape s = {get_i32(in + 4), get_i32(in + 8), get_i32(in + 12), get_i32(in + 16)};
-	size_t bytes = 0;
 	int err;
 
 	if (get_u32(in) != FS_ROWS_MAGIC)
 		return fs_fail(e, FS_EFORMAT, "rows file: wrong magic %08x", get_u32(in));
-	err = wire_shape_check(&s, dtype, &bytes, e);
+	err = wire_shape_check(&s, dtype, bytes, e);
+	if (err == FS_OK)
+		*out = s;
+	return err;
+}
+
+int fs_rows_header_get_dtype(const uint8_t in[FS_ROWS_HEADER], uint64_t file_bytes, enum fs_wire_dtype dtype,
+        struct fs_rows_shape *out, struct fs_errbuf *e)
+{
+	struct fs_rows_shape s;
+	size_t bytes = 0;
+	int err = fs_rows_header_begin(in, dtype, &s, &bytes, e);
+
 	if (err != FS_OK)
 		return err;
 	if (file_bytes != (uint64_t)bytes + FS_ROWS_HEADER)

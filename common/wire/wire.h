@@ -30,6 +30,9 @@ size_t fs_wire_dtype_bytes(uint32_t dtype); /* 4, 2; 0 for an unknown one */
 /* As fs_rows_header_get for a file whose rows were asked for in dtype (the header does not tell). */
 int fs_rows_header_get_dtype(const uint8_t in[FS_ROWS_HEADER], uint64_t file_bytes, enum fs_wire_dtype dtype,
         struct fs_rows_shape *out, struct fs_errbuf *e);
+/* The same of rows that are still being written: *bytes is what the header says that follows it. */
+int fs_rows_header_begin(const uint8_t in[FS_ROWS_HEADER], enum fs_wire_dtype dtype,
+        struct fs_rows_shape *out, size_t *bytes, struct fs_errbuf *e);
 /* Writes header and rows to a new file (0600, O_EXCL not required: the path is truncated); removes it on
  * failure. */
 int fs_rows_write_file(
@@ -64,6 +67,7 @@ struct fs_ready {
 	char device[64];                     /* "" when not told */
 	int32_t min_tokens, max_tokens;      /* 0 when not told */
 	int32_t vram_free_mb, vram_total_mb; /* of its GPU once it is loaded; 0 when not told */
+	bool pipe; /* it writes rows from front to back, so that its output may be a FIFO */
 };
 enum fs_reply_kind { FS_REPLY_READY, FS_REPLY_OK, FS_REPLY_ERR };
 struct fs_reply {

@@ -62,8 +62,8 @@ static bool say_ready(struct fs_encoder *v, bool extended)
 		        (unsigned long long)(have >> 20), (unsigned long long)(total >> 20));
 	if (extended)
 		snprintf(line, sizeof(line),
-		        "READY %d fingerprint=%s device=%s min_tokens=%d max_tokens=%d%s\n", f->n_embd,
-		        f->fingerprint, f->device, f->min_tokens, f->max_tokens, vram);
+		        "READY %d rows=pipe fingerprint=%s device=%s min_tokens=%d max_tokens=%d%s\n",
+		        f->n_embd, f->fingerprint, f->device, f->min_tokens, f->max_tokens, vram);
 	else
 		snprintf(line, sizeof(line), "READY %d\n", f->n_embd);
 	return say(line);

@@ -181,6 +181,7 @@ static void dispatch(struct fs_wd *wd, const struct fs_pollset *ps)
 	struct pollfd fds[FS_ENCPROC_FDS];
 	for (int i = 0; i < FS_ENCPROC_FDS; i++)
 		fds[i].revents = fs_pollset_got(ps, wd->enc_slots[i]);
+	fs_req_dispatch(wd, ps); /* before the answer that may follow them */
 	fs_encproc_dispatch(&wd->enc, fds);
 	for (struct fs_conn *c = wd->conns; c; c = c->next)
 		fs_conn_dispatch(c, ps);

@@ -1,10 +1,12 @@
 /*
  * The life of one picture on the vision host: received into the spool, queued, encoded, its rows sent. Loop
  * thread. Leases take turns: the one that waited longest since its last picture goes first. Memory is
- * bounded: pictures and rows are files, and rows are read one chunk at a time as the socket drains. Refuses
- * more pictures than max_queue a lease, or than the spool may hold; a full file system is left for another
- * one, or told.
+ * bounded: pictures and rows are files, and rows are read one chunk at a time as the socket drains; rows of
+ * an encoder that can write into a FIFO come that way, and are sent while they are written. Refuses more
+ * pictures than max_queue a lease, or than the spool may hold; a full file system is left for another one, or
+ * told.
  */
+#include "remote/watchdog/intake.h"
 #include "remote/watchdog/state.h"
 
 #include "common/gguf/gguf.h"
@@ -24,6 +26,14 @@
 	4 /* answers of one connection that wait to be read before its next picture is encoded               \
 	   */
 
+/*
+ * While nobody waits for the encoder, its rows are taken from it at the pace at which the server takes them:
+ * what was read last is then still in the processor's caches when it is written. Not for long, since an
+ * encoder that writes does nothing else.
+ */
+#define READ_AHEAD ((size_t)512 << 10)
+#define PACED_MS 100
+
 #define SPARE_ROOM ((uint64_t)64 << 20) /* of a second folder for rows whose size nobody knows */
 
 static struct fs_req *find(const struct fs_conn *c, uint32_t id)
@@ -40,6 +50,8 @@ static void remove_files(struct fs_req *r)
 	if (r->fd >= 0)
 		close(r->fd);
 	r->fd = -1;
+	fs_intake_destroy(r->intake);
+	r->intake = NULL;
 	unlink(r->picture);
 	unlink(r->rows);
 }
@@ -231,6 +243,9 @@ static void start(struct fs_wd *wd, struct fs_req *r)
 		o.min_tokens = o.max_tokens ? FS_MIN(r->head.min_tokens, o.max_tokens) : r->head.min_tokens;
 	}
 	r->f16_file = o.f16;
+	if (wd->cfg.extended && wd->enc.facts.pipe)
+		r->intake =
+		        fs_intake_create(r->rows, o.f16 ? FS_WIRE_F16 : FS_WIRE_F32, wd->enc.facts.n_embd);
 	r->started_at = fs_now();
 	r->lease->turn = ++wd->turn;
 	int rc = fs_encproc_encode(&wd->enc, &o, &e);
@@ -261,11 +276,30 @@ void fs_req_schedule(struct fs_wd *wd)
 		fs_encproc_wake(&wd->enc);
 }
 
+/* Whether the rows that are being written are to be read on now; *until: when to ask again. */
+static bool reads_on(const struct fs_wd *wd, int64_t *until)
+{
+	const struct fs_req *r = wd->running;
+	const struct fs_intake *in = r ? r->intake : NULL;
+	if (!in || in->fd < 0)
+		return false;
+	if (!r->conn || in->refused || in->got - r->sent < READ_AHEAD || choose(wd))
+		return true;
+	*until = r->rows_at + PACED_MS * FS_MS;
+	return fs_now() >= *until;
+}
+
 void fs_req_prepare(struct fs_wd *wd, struct fs_pollset *ps)
 {
+	int64_t until = FS_NEVER;
 	for (struct fs_req *r = wd->reqs; r; r = r->next)
 		if (r->conn && r->phase != FS_REQ_SENDING)
 			fs_pollset_until(ps, r->deadline);
+	wd->rows_slot = -1;
+	if (reads_on(wd, &until))
+		wd->rows_slot = fs_pollset_add(ps, wd->running->intake->fd, POLLIN);
+	else
+		fs_pollset_until(ps, until);
 }
 
 /* ---- sent ---- */
@@ -294,20 +328,44 @@ static int open_rows(struct fs_req *r, const struct fs_rows_shape *told, int32_t
 	return FS_OK;
 }
 
+/* r->out.shape is there: the server hears of it. ms: the encoder's own time; 0 = it has not told. */
+static int announce(struct fs_req *r, double ms, struct fs_errbuf *e)
+{
+	uint8_t head[FS_ROWS_HEAD];
+	r->rows_at = fs_now();
+	r->out.dtype = r->head.dtype;
+	r->out.encode_us = (uint32_t)FS_MIN((r->rows_at - r->started_at) / 1000, (int64_t)UINT32_MAX);
+	if (ms > 0 && ms < 4e6)
+		r->out.encode_us = (uint32_t)(ms * 1000);
+	r->out.queue_us = (uint32_t)FS_MIN((r->started_at - r->queued_at) / 1000, (int64_t)UINT32_MAX);
+	int rc = fs_rows_head_bytes(&r->out, &r->total, e);
+	if (rc)
+		return rc;
+	fs_rows_head_put(head, &r->out);
+	fs_conn_send(r->conn, FS_FRAME_ROWS, r->id, head, sizeof(head));
+	r->wd->last_rows = FS_ROWS_HEADER + r->total;
+	return FS_OK;
+}
+
+/* What has come through the FIFO, and was announced when it began, against the answer. */
+static int end_intake(struct fs_req *r, const struct fs_rows_shape *told, struct fs_errbuf *e)
+{
+	int rc = fs_intake_finish(r->intake, e);
+	if (rc == FS_OK && r->intake->shape.n_tokens != told->n_tokens)
+		rc = fs_fail(e, FS_EFORMAT, "the encoder told %d rows and wrote %d", told->n_tokens,
+		        r->intake->shape.n_tokens);
+	r->out.shape = r->intake->shape;
+	return rc;
+}
+
 static void answer(struct fs_req *r, const struct fs_reply *reply)
 {
 	struct fs_wd *wd = r->wd;
 	struct fs_errbuf e;
-	uint8_t head[FS_ROWS_HEAD];
-	int64_t now = fs_now();
-	int rc = open_rows(r, &reply->shape, wd->enc.facts.n_embd, &e);
-	r->out.dtype = r->head.dtype;
-	r->out.encode_us = (uint32_t)FS_MIN((now - r->started_at) / 1000, (int64_t)UINT32_MAX);
-	if (reply->ms > 0 && reply->ms < 4e6)
-		r->out.encode_us = (uint32_t)(reply->ms * 1000);
-	r->out.queue_us = (uint32_t)FS_MIN((r->started_at - r->queued_at) / 1000, (int64_t)UINT32_MAX);
-	if (rc == FS_OK)
-		rc = fs_rows_head_bytes(&r->out, &r->total, &e);
+	int rc = r->intake ? end_intake(r, &reply->shape, &e)
+	                   : open_rows(r, &reply->shape, wd->enc.facts.n_embd, &e);
+	if (rc == FS_OK && !r->total)
+		rc = announce(r, reply->ms, &e);
 	if (rc) {
 		end(r, FS_EUNAVAILABLE, e.text);
 		return;
@@ -315,10 +373,21 @@ static void answer(struct fs_req *r, const struct fs_reply *reply)
 	unlink(r->picture);
 	unlink(r->rows); /* the descriptor keeps it until it is sent */
 	r->phase = FS_REQ_SENDING;
-	fs_rows_head_put(head, &r->out);
-	fs_conn_send(r->conn, FS_FRAME_ROWS, r->id, head, sizeof(head));
-	wd->last_rows = FS_ROWS_HEADER + r->total;
 	wd->encodes++;
+}
+
+void fs_req_dispatch(struct fs_wd *wd, const struct fs_pollset *ps)
+{
+	struct fs_req *r = wd->running;
+	struct fs_errbuf e;
+	if (!r || !r->intake || !fs_pollset_got(ps, wd->rows_slot))
+		return;
+	fs_intake_read(r->intake);
+	if (!r->conn || r->total || !r->intake->data)
+		return;
+	r->out.shape = r->intake->shape;
+	if (announce(r, 0, &e))
+		end(r, FS_EUNAVAILABLE, e.text);
 }
 
 /* An encoder that had no room for its rows gets another place once; false when there is none. */
@@ -327,7 +396,7 @@ static bool move_rows(struct fs_req *r, const char *text)
 	struct fs_wd *wd = r->wd;
 	struct fs_errbuf e;
 	const char *full = strerror(ENOSPC);
-	if (r->moved || !strstr(text, full))
+	if (r->moved || r->intake || !strstr(text, full))
 		return false;
 	if (wd->spare.lock_fd < 0 && fs_spool_init_beside(&wd->spare, &wd->spool, SPARE_ROOM, &e))
 		return false;
@@ -379,6 +448,10 @@ static int read_all(int fd, uint8_t *out, size_t n)
 static int read_elements(struct fs_req *r, uint8_t *out, size_t n)
 {
 	static uint8_t wide[2 * FS_FRAME_CHUNK];
+	if (r->intake) {
+		memcpy(out, r->intake->data + r->sent, n);
+		return FS_OK;
+	}
 	if (r->out.dtype == FS_WIRE_F32 || r->f16_file)
 		return read_all(r->fd, out, n);
 	if (read_all(r->fd, wide, 2 * n))
@@ -392,12 +465,20 @@ static int read_elements(struct fs_req *r, uint8_t *out, size_t n)
 	return FS_OK;
 }
 
+/* While the encoder writes, only whole chunks go, and the last one not: its answer may yet be ERR. */
+static bool can_send(const struct fs_req *r)
+{
+	if (r->phase != FS_REQ_RUNNING || !r->total)
+		return r->phase == FS_REQ_SENDING;
+	return r->intake->got - r->sent >= ROWS_CHUNK && r->total - r->sent > ROWS_CHUNK;
+}
+
 /* The requests of a connection take turns by id, chunk for chunk. */
 static struct fs_req *next_sender(const struct fs_conn *c)
 {
 	struct fs_req *first = NULL, *after = NULL;
 	for (struct fs_req *r = c->wd->reqs; r; r = r->next) {
-		if (r->conn != c || r->phase != FS_REQ_SENDING)
+		if (r->conn != c || !can_send(r))
 			continue;
 		if (!first || r->id < first->id)
 			first = r;

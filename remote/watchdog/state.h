@@ -100,9 +100,10 @@ struct fs_req {
 	uint32_t received; /* picture bytes */
 	int fd;            /* RECEIVING: the picture; SENDING: the rows; -1 else */
 	char picture[FS_SPOOL_PATH], rows[FS_SPOOL_PATH];
-	uint64_t order;   /* first come, first served within a lease */
-	int64_t deadline; /* FS_NEVER when the server gave none */
-	int64_t queued_at, started_at;
+	struct fs_intake *intake; /* its rows come, or came, through a FIFO; NULL: as a file */
+	uint64_t order;           /* first come, first served within a lease */
+	int64_t deadline;         /* FS_NEVER when the server gave none */
+	int64_t queued_at, started_at, rows_at;
 	bool f16_file; /* the encoder was asked to write halves */
 	bool moved;    /* its rows have got another place, since the first one was full */
 	struct fs_rows_head out;
@@ -121,6 +122,7 @@ bool fs_req_next_chunk(struct fs_conn *c);
  * deadlines. */
 void fs_req_schedule(struct fs_wd *wd);
 void fs_req_prepare(struct fs_wd *wd, struct fs_pollset *ps);
+void fs_req_dispatch(struct fs_wd *wd, const struct fs_pollset *ps);
 /* encproc's done(). */
 void fs_req_done(void *wd, int err, const struct fs_reply *reply, const char *text);
 
@@ -140,7 +142,7 @@ struct fs_wd {
 	struct fs_buf command, files; /* of fs_wd_config_command and _files, for the encoder that is there */
 	struct fs_place place;
 	struct fs_notify notify;
-	int signal_fd, listen_slot, signal_slot, enc_slots[FS_ENCPROC_FDS];
+	int signal_fd, listen_slot, signal_slot, enc_slots[FS_ENCPROC_FDS], rows_slot;
 	struct fs_spool spool, spare; /* spare: where pictures go when spool is full; made at need */
 	struct fs_encproc enc;
 	struct fs_leases leases;

@@ -181,7 +181,7 @@ static void write_watchdog_config(struct bench *b)
 	snprintf(text, sizeof(text),
 	        "{\"mmproj\": \"%s\", \"encoder\": \"%s/tests/tools/null_encoder\", \"encoder_args\": "
 	        "[\"--rows\", \"%dx%d\"], "
-	        "\"extended\": false, \"idle_exit_s\": 1}\n",
+	        "\"extended\": true, \"idle_exit_s\": 1}\n",
 	        path, b->bin, b->tokens, b->embd);
 	snprintf(path, sizeof(path), "%s/farsight/vision-host.json", b->sshd.dir);
 	test_write_file(path, text, 0600);

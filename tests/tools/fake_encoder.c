@@ -8,11 +8,12 @@
  * Arguments (others are ignored): --extended, --embd N (8), --rows NXxNY (2x2), --log FILE, --ready-delay-ms
  * N, --noise (rows are drawn from a generator that all bytes of the picture seed: multiples of 1/256),
  * --control FILE (its words, while it is there, are for every picture),
- * --mute (never READY), --exit N (before READY, with words on stderr), --start-err TEXT, --fail-once FILE
- * (exits before READY unless FILE exists, and makes it), --child (a second process of its group), --stubborn
- * (ignores TERM, QUIT and EOF). A picture that holds "FAKE " tells by the words after it what this answer
- * alone does: delay=MS rows=NXxNY embd=N hang die nonsense longline nan err=WORD norows short twice grow
- * (takes memory until it is killed) deaf (CANCEL is not read).
+ * --pipe (READY says that rows may go into a FIFO), --mute (never READY), --exit N (before READY, with words
+ * on stderr), --start-err TEXT, --fail-once FILE (exits before READY unless FILE exists, and makes it),
+ * --child (a second process of its group), --stubborn (ignores TERM, QUIT and EOF). A picture that holds
+ * "FAKE " tells by the words after it what this answer alone does: delay=MS rows=NXxNY embd=N hang die
+ * nonsense longline nan err=WORD norows short twice grow (takes memory until it is killed) deaf (CANCEL is
+ * not read), mid=hang, die or err (half of the rows are written before that), more (than the header says).
  */
 #include <errno.h>
 #include <math.h>
@@ -24,11 +25,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 static struct {
-	bool extended, mute, child, stubborn, noise;
+	bool extended, mute, child, stubborn, noise, pipe;
 	int embd, nx, ny, ready_delay, exit_code;
 	const char *log, *start_err, *fail_once, *control;
 } opt = {.embd = 8, .nx = 2, .ny = 2, .exit_code = -1};
@@ -37,7 +39,8 @@ struct answer {
 	int delay, nx, ny, embd;
 	bool hang, die, nonsense, longline, nan, norows, shorter, twice, deaf, grow;
 	uint64_t seed; /* FNV-1a of the picture's bytes */
-	char err[64];
+	char err[64], mid[8];
+	bool more;
 };
 
 static char input[65536];
@@ -122,7 +125,7 @@ static void take_word(struct answer *a, const char *w)
 		bool *flag;
 	} flags[] = {{"hang", &a->hang}, {"die", &a->die}, {"nonsense", &a->nonsense},
 	        {"longline", &a->longline}, {"nan", &a->nan}, {"norows", &a->norows}, {"short", &a->shorter},
-	        {"twice", &a->twice}, {"deaf", &a->deaf}, {"grow", &a->grow}};
+	        {"twice", &a->twice}, {"deaf", &a->deaf}, {"grow", &a->grow}, {"more", &a->more}};
 	for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++)
 		if (!strcmp(flags[i].name, w))
 			*flags[i].flag = true;
@@ -130,6 +133,8 @@ static void take_word(struct answer *a, const char *w)
 		a->delay = atoi(w + 6);
 	else if (!strncmp(w, "embd=", 5))
 		a->embd = atoi(w + 5);
+	else if (!strncmp(w, "mid=", 4))
+		snprintf(a->mid, sizeof(a->mid), "%.7s", w + 4);
 	else if (!strncmp(w, "err=", 4))
 		snprintf(a->err, sizeof(a->err), "%.63s", w + 4);
 	else if (!strncmp(w, "rows=", 5) && sscanf(w + 5, "%dx%d", &a->nx, &a->ny) != 2)
@@ -206,6 +211,16 @@ static float noise(const struct answer *a, size_t k)
 	return (float)((z ^ z >> 31) >> 56) / 256;
 }
 
+/* In the middle of the rows. Returns for an answer of ERR alone. */
+static void break_off(const char *how)
+{
+	note("half");
+	if (!strcmp(how, "die"))
+		raise(SIGKILL);
+	while (!strcmp(how, "hang"))
+		pause();
+}
+
 /* false: the disk is full. */
 static bool write_rows(const char *path, const struct answer *a, int sum, bool f16)
 {
@@ -213,8 +228,10 @@ static bool write_rows(const char *path, const struct answer *a, int sum, bool f
 	size_t n = (size_t)head[1] * (size_t)a->embd, size = f16 ? 2 : 4;
 	uint8_t *out = malloc(n * size);
 	FILE *f = fopen(path, "wb");
-	if (!out || !f)
+	struct stat st;
+	if (!out || !f || fstat(fileno(f), &st))
 		exit(3);
+	note("out %s", S_ISFIFO(st.st_mode) ? "fifo" : "file");
 	for (size_t k = 0; k < n; k++) {
 		float x = opt.noise ? noise(a, k) : (float)(k % 8) + (float)sum / 256;
 		if (a->nan && k == n - 1)
@@ -224,7 +241,12 @@ static bool write_rows(const char *path, const struct answer *a, int sum, bool f
 	}
 	if (a->shorter)
 		n--;
-	bool ok = fwrite(head, sizeof(head), 1, f) == 1 && fwrite(out, size, n, f) == n;
+	size_t first = a->mid[0] ? n / 2 : n;
+	bool ok = fwrite(head, sizeof(head), 1, f) == 1 && fwrite(out, size, first, f) == first;
+	if (a->more)
+		ok = fwrite(out, size, 1, f) == 1 && ok;
+	if (a->mid[0] && fflush(f) == 0)
+		break_off(a->mid);
 	free(out);
 	if (fclose(f))
 		ok = false;
@@ -325,6 +347,10 @@ static void encode(char *order)
 		return;
 	}
 	note("ok"); /* first: a fault may end this process between the two */
+	if (a.mid[0]) {
+		say("ERR broken off");
+		return;
+	}
 	say("OK %d %d %d 1.5", a.nx * a.ny, a.nx, a.ny);
 	if (a.twice)
 		say("OK %d %d %d 1.5", a.nx * a.ny, a.nx, a.ny);
@@ -362,8 +388,8 @@ static void start(void)
 		pause();
 	if (opt.extended)
 		say("READY %d fingerprint=00112233445566778899aabbccddeeff device=fake min_tokens=4 "
-		    "max_tokens=1024",
-		        opt.embd);
+		    "max_tokens=1024%s",
+		        opt.embd, opt.pipe ? " rows=pipe" : "");
 	else
 		say("READY %d", opt.embd);
 }
@@ -377,6 +403,7 @@ static void parse(int argc, char **argv)
 		opt.child |= !strcmp(a, "--child");
 		opt.stubborn |= !strcmp(a, "--stubborn");
 		opt.noise |= !strcmp(a, "--noise");
+		opt.pipe |= !strcmp(a, "--pipe");
 		if (!strcmp(a, "--embd"))
 			opt.embd = atoi(v);
 		else if (!strcmp(a, "--rows") && sscanf(v, "%dx%d", &opt.nx, &opt.ny) != 2)

@@ -1,8 +1,9 @@
 /*
- * null_encoder: an encoder of the line protocol that encodes nothing: every picture gets the same rows,
- * written anew each time, so that farsight-bench-transport measures the way to it and back alone. Arguments:
- * --rows N (grid N x 1) or --rows NxE as tokens x width; others are ignored. One thread.
+ * null_encoder: an encoder of the extended line protocol that encodes nothing: every picture gets the same
+ * rows, written anew each time, so that farsight-bench-transport measures the way to it and back alone.
+ * Arguments: --rows N (grid N x 1) or --rows NxE as tokens x width; others are ignored. One thread.
  */
+#include "common/gguf/gguf.h"
 #include "common/wire/wire.h"
 
 #include <stdio.h>
@@ -31,23 +32,27 @@ int main(int argc, char **argv)
 	}
 	size_t n = (size_t)shape.n_tokens * (size_t)shape.n_embd;
 	float *rows = malloc(n * sizeof(*rows));
-	if (!rows)
+	uint16_t *halves = malloc(n * sizeof(*halves));
+	if (!rows || !halves)
 		return 1;
 	uint32_t x = 1; /* noise, so that nothing on the way can compress it */
 	for (size_t i = 0; i < n; i++)
 		rows[i] = (float)((x = x * 1664525u + 1013904223u) >> 8) / 16777216.0f;
-	printf("READY %d\n", shape.n_embd);
+	for (size_t i = 0; i < n; i++)
+		halves[i] = fs_f32_to_f16(rows[i]);
+	printf("READY %d rows=pipe\n", shape.n_embd);
 	fflush(stdout);
 	char line[FS_LINE_MAX];
 	while (fgets(line, sizeof(line), stdin)) {
 		struct fs_order o;
 		struct fs_errbuf e;
 		line[strcspn(line, "\n")] = '\0';
-		int rc = fs_order_parse(line, strlen(line), false, &o, &e);
+		int rc = fs_order_parse(line, strlen(line), true, &o, &e);
 		if (!rc && o.kind == FS_ORDER_QUIT)
 			break;
 		if (!rc && o.kind == FS_ORDER_ENC)
-			rc = fs_rows_write_file(o.out, &shape, rows, &e);
+			rc = o.f16 ? fs_rows_write_file_f16(o.out, &shape, halves, &e)
+			           : fs_rows_write_file(o.out, &shape, rows, &e);
 		if (rc)
 			printf("ERR %s\n", e.text);
 		else
@@ -55,5 +60,6 @@ int main(int argc, char **argv)
 		fflush(stdout);
 	}
 	free(rows);
+	free(halves);
 	return 0;
 }

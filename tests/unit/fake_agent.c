@@ -11,6 +11,7 @@
  *   --serial                 one answer after the other, as an encoder works
  *   --late-from N --late MS  from the N-th request on the delay is MS
  *   --die-at N               exit after N bytes of an answer
+ *   --break-at N             ERR after so many bytes of an answer, and no more of it
  *   --refuse CODE TEXT       answer ERR; --refuse-from N: from the N-th request on
  *   --nan                    one NaN in the rows
  *   --malformed              a frame that follows no format instead of the answer
@@ -48,12 +49,14 @@ struct request {
 	size_t n, at;
 };
 static struct {
-	int rows, embd, hello_embd, delay, die_at, refuse, version, starting, late_from, late, refuse_from;
+	int rows, embd, hello_embd, delay, die_at, break_at, refuse, version, starting, late_from, late,
+	        refuse_from;
 	bool hang, serial, slow_first, nan, malformed, mute, mute_pings;
 	const char *refuse_text, *print, *failed, *err, *once, *log, *fingerprint, *flood;
 } knob = {.rows = 4,
         .embd = 8,
         .die_at = -1,
+        .break_at = -1,
         .version = FS_PROTOCOL_VERSION,
         .starting = -1,
         .fingerprint = "00112233445566778899aabbccddeeff"};
@@ -199,6 +202,14 @@ static void next_chunk(struct request *r)
 		note("died", r->id, (size_t)knob.die_at);
 		exit(9);
 	}
+	if (knob.break_at >= 0 && r->at + n > (size_t)knob.break_at && fault()) {
+		if ((size_t)knob.break_at > r->at)
+			put_frame(FS_FRAME_DATA, r->id, r->rows + r->at, (size_t)knob.break_at - r->at);
+		put_err(r->id, FS_EUNAVAILABLE, "broken off");
+		note("broken", r->id, (size_t)knob.break_at);
+		drop(r);
+		return;
+	}
 	put_frame(FS_FRAME_DATA, r->id, r->rows + r->at, n);
 	r->at += n;
 	if (r->at == r->n) {
@@ -326,8 +337,8 @@ static void parse_knobs(int argc, char **argv)
 			bool *flag;
 		} table[] = {{"--rows", &knob.rows, NULL, NULL}, {"--embd", &knob.embd, NULL, NULL},
 		        {"--hello-embd", &knob.hello_embd, NULL, NULL}, {"--delay", &knob.delay, NULL, NULL},
-		        {"--die-at", &knob.die_at, NULL, NULL}, {"--version", &knob.version, NULL, NULL},
-		        {"--starting", &knob.starting, NULL, NULL},
+		        {"--die-at", &knob.die_at, NULL, NULL}, {"--break-at", &knob.break_at, NULL, NULL},
+		        {"--version", &knob.version, NULL, NULL}, {"--starting", &knob.starting, NULL, NULL},
 		        {"--late-from", &knob.late_from, NULL, NULL}, {"--late", &knob.late, NULL, NULL},
 		        {"--refuse-from", &knob.refuse_from, NULL, NULL},
 		        {"--serial", NULL, NULL, &knob.serial},

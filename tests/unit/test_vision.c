@@ -283,6 +283,26 @@ static void host_that_always_dies_is_given_up(void **state)
 	fs_vision_destroy(r.v);
 }
 
+/* Rows are sent while they are written: what writes them may still fail. */
+static void answer_that_is_broken_off_is_asked_for_again(void **state)
+{
+	static const int at[] = {0, 1, 100000, 163840 - 1};
+	struct rig r;
+	for (size_t i = 0; i < FS_ARRAY_LEN(at); i++) {
+		char args[100];
+		snprintf(args, sizeof(args), "--rows 5120 --break-at %d --once %%O", at[i]);
+		rig_up(&r, args);
+		good_encode(&r, 70000, 5);
+		assert_int_equal(count_log(&r, "enc"), 2);
+		assert_int_equal(count_log(&r, "broken"), 1);
+		fs_vision_destroy(r.v);
+	}
+	rig_up(&r, "--break-at 1");
+	bad_encode(&r, FS_EUNAVAILABLE, "broken off");
+	assert_int_equal(count_log(&r, "enc"), 3);
+	fs_vision_destroy(r.v);
+}
+
 static void wrong_models_are_refused_by_name(void **state)
 {
 	struct rig r;
@@ -547,6 +567,7 @@ int main(void)
 	        cmocka_unit_test(malformed_frames_end_the_connection),
 	        cmocka_unit_test(host_that_dies_mid_answer_is_asked_again),
 	        cmocka_unit_test(host_that_always_dies_is_given_up),
+	        cmocka_unit_test(answer_that_is_broken_off_is_asked_for_again),
 	        cmocka_unit_test(wrong_models_are_refused_by_name),
 	        cmocka_unit_test(chatter_before_the_protocol_is_explained),
 	        cmocka_unit_test(missing_agent_is_named),

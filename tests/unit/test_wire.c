@@ -56,6 +56,11 @@ static void replies_are_read(void **state)
 	assert_int_equal(r.ready.max_tokens, 1024);
 	assert_int_equal(r.ready.vram_free_mb, 3000);
 	assert_int_equal(r.ready.vram_total_mb, 12000);
+	assert_false(r.ready.pipe);
+	assert_int_equal(parse_reply("READY 64 rows=pipe", &r), FS_OK);
+	assert_true(r.ready.pipe);
+	assert_int_equal(parse_reply("READY 64 rows=carrier-pigeon", &r), FS_OK);
+	assert_false(r.ready.pipe);
 	assert_int_equal(parse_reply("OK 12 4 3 17.25", &r), FS_OK);
 	assert_int_equal(r.kind, FS_REPLY_OK);
 	assert_int_equal(r.shape.nx, 4);
@@ -483,6 +488,30 @@ static void halves_fit_their_header(void **state)
 	assert_int_equal(fs_rows_header_get(bytes, 28, &got, &e), FS_EFORMAT);
 }
 
+/* Rows that are still being written have no size yet but the one that their header tells. */
+static void a_header_alone_tells_the_size(void **state)
+{
+	const struct fs_rows_shape s = {6, 3, 2, 5}, none = {0};
+	struct fs_rows_shape got = none;
+	uint8_t bytes[FS_ROWS_HEADER];
+	size_t n = 7;
+
+	fs_rows_header_put(bytes, &s);
+	assert_int_equal(fs_rows_header_begin(bytes, FS_WIRE_F32, &got, &n, &e), FS_OK);
+	assert_memory_equal(&got, &s, sizeof(s));
+	assert_int_equal(n, 120);
+	assert_int_equal(fs_rows_header_begin(bytes, FS_WIRE_F16, &got, &n, &e), FS_OK);
+	assert_int_equal(n, 60);
+	got = none;
+	bytes[8] = 4; /* 4 x 2 are no 6 */
+	assert_int_equal(fs_rows_header_begin(bytes, FS_WIRE_F32, &got, &n, &e), FS_EFORMAT);
+	bytes[8] = 3;
+	bytes[3] ^= 1;
+	assert_int_equal(fs_rows_header_begin(bytes, FS_WIRE_F32, &got, &n, &e), FS_EFORMAT);
+	assert_non_null(strstr(e.text, "magic"));
+	assert_memory_equal(&got, &none, sizeof(none));
+}
+
 static void wrong_rows_files_are_refused(void **state)
 {
 	static const struct fs_rows_shape wrong[] = {{2, 1, 1, 2}, {0, 0, 0, 2}, {2, -2, -1, 2},
@@ -568,6 +597,7 @@ int main(void)
 	        cmocka_unit_test(rows_files_have_these_bytes),
 	        cmocka_unit_test(rows_files_are_replaced_at_once),
 	        cmocka_unit_test(halves_fit_their_header),
+	        cmocka_unit_test(a_header_alone_tells_the_size),
 	        cmocka_unit_test(wrong_rows_files_are_refused),
 	        cmocka_unit_test(failed_writes_leave_nothing),
 	};

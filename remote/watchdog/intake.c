@@ -1,0 +1,111 @@
+/* See intake.h. The pipe keeps the kernel's usual size: what passes through a larger one leaves the caches.
+ */
+#include "remote/watchdog/intake.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define TURN ((size_t)256 << 10) /* bytes before others get their turn */
+
+struct fs_intake *fs_intake_create(const char *path, enum fs_wire_dtype dtype, int32_t n_embd)
+{
+	struct fs_intake *in = calloc(1, sizeof(*in));
+	if (!in)
+		return NULL;
+	in->fd = -1;
+	in->dtype = dtype;
+	in->n_embd = n_embd;
+	if (mkfifo(path, 0600) == 0) {
+		in->fd = open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+		if (in->fd >= 0)
+			return in;
+		unlink(path);
+	}
+	free(in);
+	return NULL;
+}
+
+static void close_end(struct fs_intake *in)
+{
+	if (in->fd >= 0)
+		close(in->fd);
+	in->fd = -1;
+}
+
+void fs_intake_destroy(struct fs_intake *in)
+{
+	if (!in)
+		return;
+	close_end(in);
+	free(in->data);
+	free(in);
+}
+
+static void begin(struct fs_intake *in)
+{
+	int rc = fs_rows_header_begin(in->header, in->dtype, &in->shape, &in->total, &in->why);
+	if (rc)
+		fs_fail_prefix(&in->why, rc, "the encoder's rows");
+	else if (in->shape.n_embd != in->n_embd)
+		rc = fs_fail(&in->why, FS_EFORMAT, "the encoder wrote rows of %d values instead of %d",
+		        in->shape.n_embd, in->n_embd);
+	else if (!(in->data = malloc(in->total)))
+		rc = fs_fail(&in->why, FS_ENOMEM, "no memory for %zu bytes of rows", in->total);
+	in->refused = rc != FS_OK;
+}
+
+/* Bytes read; 0: none are there, or none will come. */
+static size_t read_some(struct fs_intake *in)
+{
+	uint8_t beyond[4096], *to = beyond;
+	size_t room = sizeof(beyond);
+	if (in->n_header < FS_ROWS_HEADER) {
+		to = in->header + in->n_header;
+		room = FS_ROWS_HEADER - in->n_header;
+	} else if (!in->refused && in->got < in->total) {
+		to = in->data + in->got;
+		room = FS_MIN(in->total - in->got, TURN);
+	}
+	ssize_t n;
+	do
+		n = read(in->fd, to, room);
+	while (n < 0 && errno == EINTR);
+	if (n < 0 && errno == EAGAIN)
+		return 0;
+	if (n <= 0) {
+		close_end(in);
+		return 0;
+	}
+	if (in->n_header < FS_ROWS_HEADER) {
+		in->n_header += (size_t)n;
+		if (in->n_header == FS_ROWS_HEADER)
+			begin(in);
+	} else if (to != beyond) {
+		in->got += (size_t)n;
+	} else if (!in->refused) {
+		fs_fail(&in->why, FS_EFORMAT, "the encoder wrote more rows than it announced");
+		in->refused = true;
+	}
+	return (size_t)n;
+}
+
+void fs_intake_read(struct fs_intake *in)
+{
+	for (size_t n = 1, total = 0; n && in->fd >= 0 && total < TURN; total += n)
+		n = read_some(in);
+}
+
+int fs_intake_finish(struct fs_intake *in, struct fs_errbuf *e)
+{
+	while (in->fd >= 0 && !in->refused && read_some(in))
+		;
+	if (in->refused)
+		return fs_fail(e, FS_EFORMAT, "%s", in->why.text);
+	if (!in->data || in->got < in->total)
+		return fs_fail(e, FS_EFORMAT, "the encoder's rows are cut off");
+	close_end(in);
+	return FS_OK;
+}
