@@ -55,12 +55,14 @@ static json_t *save_encoder(const struct fs_wd *wd)
 	const struct fs_encproc *p = &wd->enc;
 	const struct fs_ready *f = &p->facts;
 	bool there = p->state == FS_ENC_READY;
-	return json_pack("{s:b, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:s, s:s, s:i, s:i, s:b, s:s, s:s}",
+	return json_pack(
+	        "{s:b, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:s, s:s}",
 	        "there", there, "asleep", p->asleep, "pid", there ? (int)p->child.pid : 0, "in", p->child.in,
 	        "out", p->child.out, "err", p->child.err, "starts", (json_int_t)p->starts, "n_embd",
 	        f->n_embd, "fingerprint", f->fingerprint, "device", f->device, "min_tokens", f->min_tokens,
-	        "max_tokens", f->max_tokens, "pipe", f->pipe, "command", (const char *)wd->command.data,
-	        "files", (const char *)wd->files.data);
+	        "max_tokens", f->max_tokens, "vram_free_mb", f->vram_free_mb, "vram_total_mb",
+	        f->vram_total_mb, "pipe", f->pipe, "command", (const char *)wd->command.data, "files",
+	        (const char *)wd->files.data);
 }
 
 static json_t *save_lease(const struct fs_lease *l)
@@ -127,17 +129,17 @@ static struct fs_conn *asker(const struct fs_wd *wd)
 int fs_wd_replace_ask(struct fs_wd *wd, struct fs_conn *c, struct fs_errbuf *e)
 {
 	static struct fs_wd_config checked;
-	if (wd->stopping || asker(wd))
-		return fs_fail(e, FS_EUNAVAILABLE, "this watchdog %s",
-		        wd->stopping ? "is ending" : "is being replaced already");
+	if (wd->stopping)
+		return fs_fail(e, FS_EUNAVAILABLE, "this watchdog is ending");
 	if (c->program < 0)
 		return fs_fail(e, FS_EINVAL, "no program came with the request");
 	int rc = fs_wd_config_load(&checked, wd->config_path, e);
 	if (rc)
 		return rc; /* the next program would not start */
 	fs_wd_config_finish(&checked);
+	if (!asker(wd)) /* several may ask; the last one's program it will be, and all are told */
+		wd->replace_asked = fs_now();
 	c->replace = true;
-	wd->replace_asked = fs_now();
 	fs_info("another program asks to take over");
 	return FS_OK;
 }
@@ -237,6 +239,8 @@ static void load_encoder(struct fs_wd *wd, const json_t *j)
 	struct fs_ready f = {.n_embd = (int32_t)number(j, "n_embd"),
 	        .min_tokens = (int32_t)number(j, "min_tokens"),
 	        .max_tokens = (int32_t)number(j, "max_tokens"),
+	        .vram_free_mb = (int32_t)number(j, "vram_free_mb"),
+	        .vram_total_mb = (int32_t)number(j, "vram_total_mb"),
 	        .pipe = json_is_true(json_object_get(j, "pipe"))};
 	snprintf(f.fingerprint, sizeof(f.fingerprint), "%s", text(j, "fingerprint"));
 	snprintf(f.device, sizeof(f.device), "%s", text(j, "device"));
