@@ -29,7 +29,7 @@ void api_reply_status_json(struct fs_http_request *r, int status, json_t *o); /*
 json_t *api_vision(struct fs_vision *v, bool whole);
 /* What became of the config, for /status and for who had it read again. */
 json_t *api_settings(const struct fs_api_settings_state *s);
-/* Appends the page of GET /metrics; b holds at least 256 KiB. FS_ENOMEM. */
+/* Appends the page of GET /metrics; b holds at least 512 KiB. FS_ENOMEM. */
 int api_metrics_page(const struct fs_api *api, struct fs_buf *b);
 
 /* The body as a JSON object. FS_ECANCELLED, or the refusal is filled. */

@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-#define MAX_PAGE ((size_t)256 << 10) /* several times what all hosts and histograms take */
+#define MAX_PAGE ((size_t)512 << 10) /* several times what all hosts and histograms take */
 
 static void family(struct fs_buf *b, const char *name, const char *type, const char *help)
 {
@@ -48,30 +48,41 @@ static void counter(struct fs_buf *b, const char *name, const char *help, uint64
 
 struct histogram {
 	uint64_t count;
-	const uint64_t *buckets;
+	const uint64_t *buckets; /* [n_bounds + 1], not cumulative */
 	double sum;
+	size_t n_bounds;
+	double (*bound)(size_t i);
 };
 
-/* key NULL: no label. */
+/* "name{key="value"}", or the name alone when key is NULL. */
+static void labelled(
+        struct fs_buf *b, const char *name, const char *suffix, const char *key, const char *value)
+{
+	fs_buf_printf(b, "%s%s", name, suffix);
+	if (key)
+		label(b, key, value);
+}
+
 static void histogram(
         struct fs_buf *b, const char *name, const char *key, const char *value, const struct histogram *h)
 {
-	char pair[64] = "";
 	uint64_t below = 0;
-	if (key)
-		snprintf(pair, sizeof(pair), "%s=\"%s\"", key, value);
-	for (size_t i = 0; i <= FS_N_BUCKETS; i++) {
+	for (size_t i = 0; i <= h->n_bounds; i++) {
 		below += h->buckets[i];
-		fs_buf_printf(b, "%s_bucket{%s%sle=\"", name, pair, key ? "," : "");
-		if (i < FS_N_BUCKETS)
-			fs_buf_printf(b, "%.15g", fs_bucket_bound(i));
+		labelled(b, name, "_bucket", key, value);
+		if (key)
+			b->len--; /* opens the braces again */
+		fs_buf_append_str(b, key ? ",le=\"" : "{le=\"");
+		if (i < h->n_bounds)
+			fs_buf_printf(b, "%.15g", h->bound(i));
 		else
 			fs_buf_append_str(b, "+Inf");
 		fs_buf_printf(b, "\"} %llu\n", (unsigned long long)below);
 	}
-	const char *open = key ? "{" : "", *close = key ? "}" : "";
-	fs_buf_printf(b, "%s_sum%s%s%s %.15g\n%s_count%s%s%s %llu\n", name, open, pair, close, h->sum, name,
-	        open, pair, close, (unsigned long long)h->count);
+	labelled(b, name, "_sum", key, value);
+	fs_buf_printf(b, " %.15g\n", h->sum);
+	labelled(b, name, "_count", key, value);
+	fs_buf_printf(b, " %llu\n", (unsigned long long)h->count);
 }
 
 static void histograms(struct fs_buf *b, const struct fs_books_totals *t)
@@ -79,14 +90,17 @@ static void histograms(struct fs_buf *b, const struct fs_books_totals *t)
 	family(b, "farsight_phase_seconds", "histogram", "Time that requests spent in a phase.");
 	for (size_t i = 0; i < FS_N_PHASES; i++)
 		histogram(b, "farsight_phase_seconds", "phase", fs_phase_name(i),
-		        &(struct histogram){t->phase[i].count, t->phase[i].buckets, t->phase[i].sum});
+		        &(struct histogram){t->phase[i].count, t->phase[i].buckets, t->phase[i].sum,
+		                FS_N_BUCKETS, fs_bucket_bound});
 	family(b, "farsight_request_seconds", "histogram", "From the arrival of a request to its end.");
 	histogram(b, "farsight_request_seconds", NULL, NULL,
-	        &(struct histogram){t->whole.count, t->whole.buckets, t->whole.sum});
+	        &(struct histogram){
+	                t->whole.count, t->whole.buckets, t->whole.sum, FS_N_BUCKETS, fs_bucket_bound});
 	family(b, "farsight_first_token_seconds", "histogram",
 	        "From the arrival of a request to its first token.");
 	histogram(b, "farsight_first_token_seconds", NULL, NULL,
-	        &(struct histogram){t->first_token.count, t->first_token.buckets, t->first_token.sum});
+	        &(struct histogram){t->first_token.count, t->first_token.buckets, t->first_token.sum,
+	                FS_N_BUCKETS, fs_bucket_bound});
 }
 
 /* ---- requests ---- */
@@ -238,10 +252,6 @@ static double host_benched(const struct fs_host_status *h)
 {
 	return h->benched_until ? FS_MAX((double)(h->benched_until - fs_now()) / 1e9, 0.0) : 0;
 }
-static double host_vram_free(const struct fs_host_status *h)
-{
-	return h->vram_free_mb * 1048576.0;
-}
 static double host_since(const struct fs_host_status *h)
 {
 	return (double)(fs_now() - h->since) / 1e9;
@@ -260,6 +270,44 @@ static void host_error_causes(struct fs_buf *b, const struct fs_host_status *st,
 			fs_buf_printf(b, ",cause=\"%s\"} %llu\n", fs_host_error_name(i),
 			        (unsigned long long)st[k].errors_by[i]);
 		}
+}
+
+static void host_times(struct fs_buf *b, const struct fs_host_status *st, size_t n)
+{
+	static const char *const help[] = {
+	        "Time that pictures waited, here for the host and there for its encoder.",
+	        "Time that pictures and their rows were on their way.",
+	        "Time that the encoder took for a picture."};
+	_Static_assert(FS_ARRAY_LEN(help) == FS_N_HOST_TIMES, "one for each");
+	char name[64];
+	for (size_t i = 0; i < FS_N_HOST_TIMES; i++) {
+		snprintf(name, sizeof(name), "farsight_host_%s_seconds", fs_host_time_name(i));
+		family(b, name, "histogram", help[i]);
+		for (size_t k = 0; k < n; k++) {
+			const struct fs_host_times *t = &st[k].times[i];
+			histogram(b, name, "host", st[k].host,
+			        &(struct histogram){
+			                t->count, t->buckets, t->sum, FS_HOST_BUCKETS, fs_host_bucket_bound});
+		}
+	}
+}
+
+/* Those that told alone: a zero would look like a GPU that is full. */
+static void host_vram(struct fs_buf *b, const struct fs_host_status *st, size_t n)
+{
+	static const char name[] = "farsight_host_vram_free_bytes";
+	bool told = false;
+	for (size_t k = 0; k < n; k++) {
+		if (st[k].vram_total_mb <= 0)
+			continue;
+		if (!told)
+			family(b, name, "gauge",
+			        "Free memory of the host's GPU when its encoder became ready.");
+		told = true;
+		fs_buf_append_str(b, name);
+		label(b, "host", st[k].host);
+		fs_buf_printf(b, " %.15g\n", st[k].vram_free_mb * 1048576.0);
+	}
 }
 
 static void hosts(struct fs_buf *b, struct fs_vision *v)
@@ -289,14 +337,14 @@ static void hosts(struct fs_buf *b, struct fs_vision *v)
 	                host_rate},
 	        {"farsight_host_benched_seconds", "gauge",
 	                "For how long the host is not asked, or dialled, any more.", host_benched},
-	        {"farsight_host_vram_free_bytes", "gauge",
-	                "Free memory of the host's GPU when its encoder became ready; 0 = not told.",
-	                host_vram_free},
 	        {"farsight_host_state_seconds", "gauge", "Since the host's state changed.", host_since}};
 	struct fs_host_status st[FS_VISION_MAX_HOSTS];
 	size_t n = v ? fs_vision_status(v, st, FS_ARRAY_LEN(st)) : 0;
-	if (n > 0)
+	if (n > 0) {
 		host_error_causes(b, st, n);
+		host_times(b, st, n);
+		host_vram(b, st, n);
+	}
 	for (size_t i = 0; n > 0 && i < FS_ARRAY_LEN(families); i++) {
 		family(b, families[i].name, families[i].type, families[i].help);
 		for (size_t k = 0; k < n; k++) {

@@ -33,6 +33,12 @@ static json_t *host_figures(const struct fs_host_status *h, int64_t now)
 	bool known = h->picture_ms > 0;
 	json_object_set_new(o, "picture_ms", known ? json_real(h->picture_ms) : json_null());
 	json_object_set_new(o, "pictures_per_s", known ? json_real(1e3 / h->picture_ms) : json_null());
+	for (size_t i = 0; i < FS_N_HOST_TIMES; i++) {
+		char name[32];
+		snprintf(name, sizeof(name), "%s_ms", fs_host_time_name(i));
+		json_object_set_new(
+		        o, name, h->times[i].count ? json_real(h->times[i].mean_ms) : json_null());
+	}
 	bool told = h->vram_total_mb > 0;
 	json_object_set_new(o, "vram_free_mb", told ? json_integer(h->vram_free_mb) : json_null());
 	json_object_set_new(o, "vram_total_mb", told ? json_integer(h->vram_total_mb) : json_null());

@@ -48,6 +48,7 @@ struct fs_vision_job {
 	int64_t park_until;    /* parked: when hope ends; counts from the last loss */
 	int64_t not_before;    /* parked: not given to a host before this */
 	int64_t wait_for_wake; /* parked: stays until this although no host is up: one was woken for it */
+	int64_t waits_since;   /* it came, or its last host lost it */
 	int tries;             /* encodes lost so far */
 	uint32_t tried;        /* bit a slot: hosts that lost it */
 	bool done;
@@ -65,6 +66,7 @@ struct fs_vision_job {
 	enum fs_job_stage stage;
 	uint32_t id; /* on the wire; fresh for each try; 0 before ENC */
 	size_t sent;
+	int64_t begun_at; /* its sending */
 	int64_t sent_at;  /* the picture is whole on its way */
 	int64_t hedge_at; /* when the host is late with it; FS_NEVER = is not minded */
 	int64_t rows_at;  /* its rows began */
@@ -109,6 +111,7 @@ struct fs_host {
 	uint32_t ahead;
 	double rtt_ms;
 	struct fs_pool_speed speed;
+	struct fs_host_times times[FS_N_HOST_TIMES];
 	int64_t last_rows; /* when the rows of its last answer began */
 	uint64_t encodes, bytes_up, bytes_down, retries, hedged, hedge_wins;
 	uint64_t errors[FS_N_HOST_ERRORS];

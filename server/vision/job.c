@@ -104,6 +104,7 @@ static void try_again_locked(struct fs_vision_job *j, enum fs_host_error cause)
 {
 	struct fs_vision *v = j->v;
 	bool may = ++j->tries <= FS_VISION_MAX_RETRIES;
+	j->waits_since = fs_now();
 	struct fs_host *other = may && !j->twin ? fs_vision_pick_locked(v, j->n, j->tried) : NULL;
 	if (other) {
 		fs_vision_assign_locked(other, j);
@@ -275,7 +276,7 @@ void fs_job_twin_locked(struct fs_vision_job *j, struct fs_host *second)
 	t->n = j->n;
 	memcpy(t->key, j->key, sizeof(t->key));
 	t->params = j->params;
-	t->submitted = fs_now();
+	t->submitted = t->waits_since = fs_now();
 	t->deadline = j->deadline;
 	j->refs++;
 	j->twin = t;
@@ -346,7 +347,7 @@ static struct fs_vision_job *create(struct fs_vision *v, const void *bytes, size
 		j->params.min_tokens = p->min_tokens;
 	if (j->params.max_tokens > 0)
 		j->params.min_tokens = FS_MIN(j->params.min_tokens, j->params.max_tokens);
-	j->submitted = fs_now();
+	j->submitted = j->waits_since = fs_now();
 	int64_t own = j->submitted + v->o.encode_timeout_ms * FS_MS;
 	j->deadline = FS_MIN(own, fs_cancel_deadline(cancel));
 	j->park_until = j->submitted + v->o.connect_timeout_ms * FS_MS;

@@ -77,6 +77,7 @@ void fs_host_begins_locked(struct fs_vision_job *j)
 	struct fs_host *h = j->host;
 	struct fs_pool p;
 	h->ahead++;
+	j->begun_at = fs_now();
 	j->hedge_at = FS_NEVER;
 	if (h->v->o.hedge <= 0 || j->first || j->hedged)
 		return;
@@ -101,9 +102,35 @@ void fs_host_answers_locked(struct fs_vision_job *j)
 	h->last_rows = j->rows_at = now;
 }
 
+static void took(struct fs_host_times *t, int64_t ns)
+{
+	double s = (double)FS_MAX(ns, (int64_t)0) / (double)FS_SEC;
+	size_t i = 0;
+	while (i < FS_HOST_BUCKETS && s > fs_host_bucket_bound(i))
+		i++;
+	t->buckets[i]++;
+	t->count++;
+	t->sum += s;
+	t->mean_ms = fs_pool_mean(t->mean_ms, s * 1000);
+}
+
+/* What the host says that it did is part of the time between the last byte there and the first byte back. */
+static void time_locked(struct fs_host *h, const struct fs_vision_job *j)
+{
+	int64_t away = j->rows_at - j->sent_at, us = FS_SEC / 1000000;
+	int64_t queue = FS_MIN((int64_t)j->head.queue_us * us, away);
+	int64_t encode = FS_MIN((int64_t)j->head.encode_us * us, away - queue);
+	int64_t moving = (j->sent_at - j->begun_at) + (away - queue - encode) + (fs_now() - j->rows_at);
+	took(&h->times[FS_HOST_TIME_QUEUE], j->begun_at - j->waits_since + queue);
+	took(&h->times[FS_HOST_TIME_TRANSFER], moving);
+	took(&h->times[FS_HOST_TIME_ENCODE], encode);
+}
+
 void fs_host_did_locked(struct fs_vision_job *j)
 {
 	struct fs_host *h = j->host;
+	if (j->rows_at)
+		time_locked(h, j);
 	h->encodes++;
 	h->fails = 0;
 	h->benched_until = 0;

@@ -23,6 +23,18 @@ const char *fs_host_error_name(enum fs_host_error err)
 	return (size_t)err < FS_ARRAY_LEN(names) ? names[err] : "unknown";
 }
 
+const char *fs_host_time_name(enum fs_host_time t)
+{
+	static const char *const names[] = {"queue", "transfer", "encode"};
+	_Static_assert(FS_ARRAY_LEN(names) == FS_N_HOST_TIMES, "a name for each");
+	return (size_t)t < FS_ARRAY_LEN(names) ? names[t] : "unknown";
+}
+
+double fs_host_bucket_bound(size_t i)
+{
+	return 0.001 * (double)(1u << i);
+}
+
 /* ---- life ---- */
 
 static int init_local(struct fs_vision *v, const struct fs_vision_local_opts *o, struct fs_errbuf *e)
@@ -163,6 +175,7 @@ static void describe_host_locked(const struct fs_host *h, int64_t now, struct fs
 	        .outstanding = h->outstanding,
 	        .since = h->since,
 	        .benched_until = pause > now ? pause : 0};
+	memcpy(s->times, h->times, sizeof(s->times));
 	for (size_t i = 0; i < FS_N_HOST_ERRORS; i++) {
 		s->errors_by[i] = h->errors[i];
 		if (i != FS_HOST_ERR_CONNECT && i != FS_HOST_ERR_PICTURE)

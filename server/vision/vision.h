@@ -141,6 +141,22 @@ enum fs_host_error {
 };
 const char *fs_host_error_name(enum fs_host_error err); /* "connect", "lost" … */
 
+/* Where the time of a picture went, from its coming to its rows. */
+enum fs_host_time {
+	FS_HOST_TIME_QUEUE,    /* it waited, here for its turn and there for the encoder */
+	FS_HOST_TIME_TRANSFER, /* it, and then its rows, were on their way */
+	FS_HOST_TIME_ENCODE,   /* the encoder worked on it */
+	FS_N_HOST_TIMES
+};
+const char *fs_host_time_name(enum fs_host_time t); /* "queue", "transfer", "encode" */
+#define FS_HOST_BUCKETS 17
+double fs_host_bucket_bound(size_t i);                /* seconds: 1 ms, doubling, to 65.5 s */
+struct fs_host_times {                                /* of pictures that the host encoded */
+	uint64_t count, buckets[FS_HOST_BUCKETS + 1]; /* not cumulative; the last one has no bound */
+	double sum;                                   /* seconds */
+	double mean_ms;                               /* moving; 0 = none yet */
+};
+
 enum fs_host_state { FS_HOST_CONNECTING, FS_HOST_STARTING, FS_HOST_UP, FS_HOST_DOWN };
 struct fs_host_status {
 	char host[128];
@@ -160,6 +176,7 @@ struct fs_host_status {
 	uint64_t hedge_wins; /* pictures that it encoded as the second host, before the first */
 	double picture_ms;   /* of an encode, moving mean while it is busy; 0 = unknown */
 	double bytes_per_s;  /* of rows on their way here; 0 = unknown */
+	struct fs_host_times times[FS_N_HOST_TIMES];
 	uint32_t outstanding;
 	int64_t since;         /* monotonic ns of the last change of state */
 	int64_t benched_until; /* monotonic ns: not asked (UP) or dialled (DOWN) before; 0 = is not benched */

@@ -151,6 +151,12 @@ def test_metrics_count_requests_and_nothing_else(slow_host, servers):
     name = server.eyes()["hosts"][0]["host"]
     assert got["farsight_host_up", name] == 1 and got["farsight_host_encodes_total", name] == 1 and got["farsight_host_errors_total", name] == 0
     assert got["farsight_host_sent_bytes_total", name] > len(PICTURE) and got["farsight_host_outstanding", name] == 0
+    for kind in ("queue", "transfer", "encode"):
+        buckets = [v for k, v in got.items() if k[:2] == (f"farsight_host_{kind}_seconds_bucket", name)]
+        assert len(buckets) == 18 and buckets == sorted(buckets) and buckets[-1] == got[f"farsight_host_{kind}_seconds_count", name] == 1
+        assert server.status()["vision"]["hosts"][0][f"{kind}_ms"] == pytest.approx(got[f"farsight_host_{kind}_seconds_sum", name] * 1e3)
+    assert ("farsight_host_vram_free_bytes", name) not in got  # it has no GPU
+    assert server.status()["vision"]["hosts"][0]["vram_free_mb"] is None
     wait_for(lambda: metrics(server)["farsight_host_received_bytes_total", name] > 36 * 192 * 2, "the count of the bytes that came")
 
     assert server.request(CHAT, with_picture())[0] == 200  # the same picture: its rows are there
@@ -168,7 +174,9 @@ def test_a_host_that_is_not_there(servers):
     wait_for(lambda: server.status()["vision"]["hosts"][0]["state"] == "down", "the failure")
     host, = server.status()["vision"]["hosts"]
     assert host["cause"] and host["state_age_s"] >= 0 and host["host"].startswith('a"b\\c@')
-    assert metrics(server)["farsight_host_up", host["host"]] == 0
+    got = metrics(server)
+    assert got["farsight_host_up", host["host"]] == 0 and got["farsight_host_encode_seconds_count", host["host"]] == 0
+    assert host["queue_ms"] is host["transfer_ms"] is host["encode_ms"] is None
 
 
 def test_the_pages_do_not_wait_for_anything(slow_host, servers):

@@ -6,6 +6,7 @@
 #include "tests/unit/vision_rig.h"
 
 #include <arpa/inet.h>
+#include <math.h>
 #include <sys/socket.h>
 
 static struct fs_host_status status_of(const struct rig *r, size_t host)
@@ -112,6 +113,42 @@ static void hosts_that_are_written_alike_have_names_of_their_own(void **state)
 	assert_string_equal(status_of(&r, 2).host, "::1");
 	assert_string_equal(status_of(&r, 3).host, "::2 #4");
 	assert_string_equal(status_of(&r, 4).host, "::2 #5");
+	fs_vision_destroy(r.v);
+}
+
+static void where_the_time_of_pictures_went_adds_up(void **state)
+{
+	enum { N = 5 };
+	struct rig r;
+	struct fs_vision_job *j[N];
+	double total = 0, parts = 0;
+	prepare(&r, "--serial --delay 60");
+	start(&r);
+	wait_state(&r, 0, FS_HOST_UP);
+	assert_true(status_of(&r, 0).times[FS_HOST_TIME_QUEUE].mean_ms <= 0);
+	for (int i = 0; i < N; i++)
+		j[i] = submit(&r, 5000, (uint8_t)i, NULL);
+	for (int i = 0; i < N; i++) {
+		struct fs_rows *rows = NULL;
+		assert_int_equal(fs_vision_wait(j[i], &rows, NULL), FS_OK);
+		total += rows->total_ms / 1000;
+		fs_rows_unref(rows);
+		fs_vision_job_destroy(j[i]);
+	}
+	struct fs_host_status st = status_of(&r, 0);
+	for (size_t i = 0; i < FS_N_HOST_TIMES; i++) {
+		const struct fs_host_times *t = &st.times[i];
+		uint64_t n = 0;
+		for (size_t k = 0; k <= FS_HOST_BUCKETS; k++)
+			n += t->buckets[k];
+		assert_int_equal(t->count, N);
+		assert_int_equal(n, N);
+		assert_true(t->sum >= 0 && t->mean_ms >= 0);
+		parts += t->sum;
+	}
+	assert_true(fabs(parts - total) < 0.02 * total);
+	/* the last ones waited here, since no more than what keeps the host busy is sent ahead */
+	assert_true(st.times[FS_HOST_TIME_QUEUE].sum > 0.060);
 	fs_vision_destroy(r.v);
 }
 
@@ -503,6 +540,7 @@ int main(int argc, char **argv)
 	        cmocka_unit_test(waiting_pictures_move_to_a_free_host),
 	        cmocka_unit_test(a_host_that_comes_up_takes_its_share),
 	        cmocka_unit_test(hosts_that_are_written_alike_have_names_of_their_own),
+	        cmocka_unit_test(where_the_time_of_pictures_went_adds_up),
 	        cmocka_unit_test(failing_hosts_are_left_alone_for_longer_each_time),
 	        cmocka_unit_test(a_host_that_recovers_is_asked_again),
 	        cmocka_unit_test(causes_are_counted),
