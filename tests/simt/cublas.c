@@ -40,15 +40,13 @@ static size_t version(void)
 
 static int make(void **out, size_t size)
 {
-	*out = calloc(1, size);
-	fake_cuda.cublas++;
-	return *out ? 0 : 3;
+	*out = fake_cuda_make(size);
+	return 0;
 }
 
 static int drop(void *p)
 {
-	free(p);
-	fake_cuda.cublas--;
+	fake_cuda_drop(p);
 	return 0;
 }
 

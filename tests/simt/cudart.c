@@ -52,6 +52,48 @@ static void *need(size_t bytes)
 	return p;
 }
 
+/* Objects that the context takes along when it is reset. */
+struct object {
+	void *p;
+	void (*drop)(void *p);
+	struct object *next;
+};
+static struct object *objects;
+
+static void *make_object(size_t bytes, void (*end)(void *p))
+{
+	struct object *o = need(sizeof(*o));
+
+	*o = (struct object){.p = need(bytes), .drop = end, .next = objects};
+	objects = o;
+	return o->p;
+}
+
+static void drop_object(void *p)
+{
+	struct object **at = &objects, *o;
+
+	while (*at && (*at)->p != p)
+		at = &(*at)->next;
+	FS_ASSERT(*at != NULL); /* dropped twice, or never made */
+	o = *at;
+	*at = o->next;
+	o->drop(o->p);
+	free(o);
+}
+
+void *fake_cuda_make(size_t bytes)
+{
+	fake_cuda.cublas++;
+	return make_object(bytes, free);
+}
+
+void fake_cuda_drop(void *p)
+{
+	fake_cuda.cublas--;
+	drop_object(p);
+}
+
 static void append(struct ops *o, struct op *op)
 {
 	if (!o->end)
@@ -167,7 +209,8 @@ static cudaError_t new_block(void **out, size_t size, bool pinned)
 		return say(cudaErrorMemoryAllocation);
 	b = need(sizeof(*b));
 	FS_ASSERT(posix_memalign((void **)&b->p, 512, size ? size : 1) == 0); /* to the byte */
-	memset(b->p, 0xff, size);
+	if (size <= (size_t)8 << 20) /* the rest is written by copies, or scratch */
+		memset(b->p, 0xff, size);
 	b->size = size;
 	b->pinned = pinned;
 	b->next = blocks;
@@ -297,14 +340,14 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t *out, const struct cudaMemPoolProps 
 {
 	if (broken)
 		return say(broken);
-	*out = need(sizeof(**out));
+	*out = make_object(sizeof(**out), free);
 	fake_cuda.pools++;
 	return cudaSuccess;
 }
 
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
 {
-	free(pool);
+	drop_object(pool);
 	fake_cuda.pools--;
 	return cudaSuccess;
 }
@@ -360,11 +403,20 @@ cudaError_t cudaMemcpyAsync(
 
 /* ---- streams and events ---- */
 
+static void end_stream(void *p)
+{
+	struct CUstream_st *s = p;
+
+	drop_all(&s->queue);
+	drop_all(&s->captured);
+	free(s);
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
 	if (broken)
 		return say(broken);
-	*out = need(sizeof(**out));
+	*out = make_object(sizeof(**out), end_stream);
 	fake_cuda.streams++;
 	return cudaSuccess;
 }
@@ -376,8 +428,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 		return say(broken);
 	while (s->queue.first)
 		run_one(s);
-	drop_all(&s->captured);
-	free(s);
+	drop_object(s);
 	fake_cuda.streams--;
 	return cudaSuccess;
 }
@@ -391,14 +442,14 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
 	if (broken)
 		return say(broken);
-	*out = need(sizeof(**out));
+	*out = make_object(sizeof(**out), free);
 	fake_cuda.events++;
 	return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t ev)
 {
-	free(ev);
+	drop_object(ev);
 	fake_cuda.events--;
 	return say(broken);
 }
@@ -464,11 +515,19 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 	return cudaSuccess;
 }
 
+static void end_exec(void *p)
+{
+	struct CUgraphExec_st *exec = p;
+
+	unref_graph(exec->g);
+	free(exec);
+}
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
 {
 	if (broken || fake_cuda.no_instance)
 		return say(broken ? broken : cudaErrorMemoryAllocation);
-	*out = need(sizeof(**out));
+	*out = make_object(sizeof(**out), end_exec);
 	(*out)->g = graph;
 	graph->refs++;
 	fake_cuda.graphs++;
@@ -506,8 +565,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
-	unref_graph(exec->g);
-	free(exec);
+	drop_object(exec);
 	fake_cuda.graphs--;
 	return cudaSuccess;
 }
@@ -564,11 +622,16 @@ cudaError_t cudaSetDevice(int card)
 cudaError_t cudaDeviceReset(void)
 {
 	fake_cuda.resets++;
+	/* what is queued may name blocks, and does not run any more */
+	broken = broken ? broken : cudaErrorIllegalAddress;
 	while (blocks) {
 		if (!blocks->freed)
 			count_freed(blocks);
 		remove_block(&blocks);
 	}
+	while (objects)
+		drop_object(objects->p);
+	fake_cuda.pools = fake_cuda.streams = fake_cuda.events = fake_cuda.graphs = fake_cuda.cublas = 0;
 	if (!fake_cuda.stays_broken)
 		broken = cudaSuccess;
 	return say(cudaSuccess);

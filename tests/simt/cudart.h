@@ -128,6 +128,9 @@ extern struct fake_cuda fake_cuda;
  * back, but for what broke. */
 void fake_cuda_init(void);
 
+/* A library's object, cleared; counted in fake_cuda.cublas. */
+void *fake_cuda_make(size_t bytes);
+void fake_cuda_drop(void *p);
 /* An operation of a library's: runs in its turn, as often as it is part of a graph that is launched. */
 int fake_cuda_queue(cudaStream_t s, void (*run)(void *arg), void (*drop)(void *arg), void *arg);
 

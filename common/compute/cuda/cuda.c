@@ -20,6 +20,7 @@
 
 #define WAIT_LIMIT (60 * FS_SEC)
 #define WORKSPACE ((size_t)32 << 20) /* what cuBLAS recommends for its fastest kernels on new cards */
+#define SLICE ((size_t)64 << 20)
 #define UPLOAD_SLOT ((size_t)1 << 20)
 
 /* ---- errors ---- */
@@ -291,7 +292,7 @@ static void cuda_close(struct fs_dev *d)
 	if (c->stream && !c->dev.lost)
 		fs_cuda_wait_stream(c, "closing");
 	fs_cuda_forget(d);
-	fs_blas_destroy(c->blas, c->dev.lost);
+	fs_blas_destroy(c->blas, c->hung);
 	for (size_t i = 0; i < FS_ARRAY_LEN(bufs); i++)
 		fs_cuda_release(d, bufs[i]->p);
 	fs_cuda_release(d, c->workspace);
@@ -380,6 +381,7 @@ int fs_cuda_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_err
 	c->dev.is_gpu = true;
 	c->card = card;
 	c->wait_limit = WAIT_LIMIT;
+	c->slice = SLICE;
 	snprintf(c->dev.name, sizeof(c->dev.name), "cuda:%d", card);
 	err = describe(c, e);
 	if (!err)

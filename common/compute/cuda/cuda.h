@@ -76,6 +76,7 @@ struct fs_cuda {
 	unsigned pace_next;
 	bool hung;          /* lost because it did not answer: not even freeing is tried */
 	int64_t wait_limit; /* ns without an answer */
+	size_t slice;       /* bytes of weights that are numbers at once */
 	struct fs_slots slots;
 	struct fs_blas *blas;
 	void *workspace; /* [dev], blas's */
@@ -136,8 +137,6 @@ bool fs_cuda_memory(struct fs_dev *d, uint64_t *free_bytes, uint64_t *total_byte
 void *fs_cuda_need(struct fs_cuda *c, struct fs_cuda_buf *b, size_t bytes);
 
 /* ---- weights.c ---- */
-#define FS_CUDA_SLICE ((size_t)64 << 20) /* bytes of weights as numbers at once */
-
 /* How a weight lies in memory: its file's type in launch.h's form, or plain rows of c->half. */
 bool fs_cuda_is_plain(const struct fs_weight *w);
 uint64_t fs_cuda_weight_bytes(const struct fs_dev *d, const struct fs_gguf_tensor *t, bool expect_packed);

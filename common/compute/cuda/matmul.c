@@ -120,7 +120,7 @@ static void bias_first(struct fs_cuda *c, struct fs_blas_product *p)
 static void in_slices(struct fs_cuda *c, const struct fs_weight *w, struct fs_blas_product *p)
 {
 	size_t row = (size_t)w->in * size_of(p->type);
-	int64_t rows = FS_MAX((int64_t)(FS_CUDA_SLICE / row) / 64 * 64, 64), out = p->out;
+	int64_t rows = FS_MAX((int64_t)(c->slice / row) / 64 * 64, 64), out = p->out;
 	float *y = p->y;
 	void *deq = fs_cuda_need(c, &c->deq, (size_t)FS_MIN(rows, w->out) * row);
 

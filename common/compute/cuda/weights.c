@@ -2,9 +2,10 @@
  * weights: from the file's pages to the card. A few reader threads bring the next pieces of a tensor into
  * pinned slots (page faults, disk reads and the copy of pages take more than one core to keep up with a fast
  * link), while this thread queues the copies of those before and the kernels that bring rows into the card's
- * form. So disk, link and card work side by side, with FS_SLOTS pieces of pinned memory. Readers and slots
- * exist from the first weight until the device is first used or waited for, which is when the load's time is
- * told. Runs on the thread that owns the device, but for the readers, which touch slots and file alone.
+ * form. So disk, link and card work side by side, with FS_SLOTS pieces of pinned memory. They exist
+ * from the first weight of some size until the device is first used or waited for, which is when the load's
+ * time is told. Runs on the thread that owns the device, but for the readers, which touch slots and file
+ * alone.
  *
  * The card's form of a weight is launch.h's packed one, which is as small as the file's; or, where many rows
  * are expected at once, plain rows of 16-bit numbers, which large products take as they are.
@@ -118,15 +119,22 @@ static int load_begin(struct fs_cuda *c, struct fs_errbuf *e)
 	fs_cond_init(&l->filled);
 	l->begin = fs_now();
 	c->load = l;
-	err = fs_slots_init(c, &l->slots, PIECE, e);
-	if (!err)
-		err = fs_cuda_alloc(&c->dev, PIECE, &l->raw, e);
+	err = fs_cuda_alloc(&c->dev, PIECE, &l->raw, e);
+	if (err)
+		load_finish(c);
+	return err;
+}
+
+/* The first weight that is worth them. */
+static int start_readers(struct fs_cuda *c, struct fs_errbuf *e)
+{
+	struct fs_load *l = c->load;
+	int err = l->slots.mem ? FS_OK : fs_slots_init(c, &l->slots, PIECE, e);
+
 	while (!err && l->n_readers < READERS) {
 		err = fs_thread_start(&l->readers[l->n_readers], "weights", reader, l, e);
 		l->n_readers += !err;
 	}
-	if (err)
-		load_finish(c);
 	return err;
 }
 
@@ -290,20 +298,20 @@ static int read_all(struct fs_cuda *c, const struct job *j, int64_t rows)
 	return err;
 }
 
-/* A small one, read by this thread. */
+/* A small one, read by this thread into a slot for uploads. */
 static int read_alone(struct fs_cuda *c, const struct job *j)
 {
-	struct fs_load *l = c->load;
-	unsigned slot = l->slots.next++ % FS_SLOTS;
-	uint8_t *pinned = l->slots.mem + slot * l->slots.size;
+	struct fs_slots *slots = &c->slots;
+	unsigned slot = slots->next++ % FS_SLOTS;
+	uint8_t *pinned = slots->mem + slot * slots->size;
 	int err;
 
-	if (!fs_slots_free(c, &l->slots, slot))
+	if (!fs_slots_free(c, slots, slot))
 		return 0;
 	err = read_piece(pinned, j->t->data, (size_t)j->w->out * j->row);
 	if (!err)
 		queue_rows(c, j, pinned, 0, j->w->out);
-	fs_slots_used(c, &l->slots, slot);
+	fs_slots_used(c, slots, slot);
 	return err;
 }
 
@@ -314,8 +322,7 @@ static int make_room(struct fs_cuda *c, const struct job *j, int64_t rows, struc
 	struct fs_load *l = c->load;
 	size_t need = fs_cuk_packed_bytes(j->w->type, j->w->in, rows);
 
-	if (!j->plain && fs_dtype_info(j->w->type)->block_elems > 1 &&
-	        !fs_cuda_need(c, &c->deq, FS_CUDA_SLICE))
+	if (!j->plain && fs_dtype_info(j->w->type)->block_elems > 1 && !fs_cuda_need(c, &c->deq, c->slice))
 		return fs_fail(e, c->dev.err, "%s", c->dev.err_text.text);
 	if (!j->plain || need <= l->packed_size)
 		return FS_OK;
@@ -332,15 +339,18 @@ static int load(struct fs_cuda *c, const struct job *j, struct fs_errbuf *e)
 {
 	size_t size = (size_t)j->w->out * j->row;
 	int64_t rows = (int64_t)(PIECE / j->row);
+	bool alone = size <= ALONE;
 	int err, rc;
 
 	if (rows < 1)
 		return fs_fail(e, FS_ENOTSUP,
 		        "rows of %zu bytes are more than the %zu that are loaded at once", j->row, PIECE);
 	err = make_room(c, j, FS_MIN(rows, j->w->out), e);
+	if (!err && !alone)
+		err = start_readers(c, e);
 	if (err)
 		return err;
-	rc = size <= ALONE ? read_alone(c, j) : read_all(c, j, rows);
+	rc = alone ? read_alone(c, j) : read_all(c, j, rows);
 	if (rc)
 		return fs_fail(e, FS_EIO, "its file can not be read: %s", strerror(rc));
 	if (c->dev.err)
