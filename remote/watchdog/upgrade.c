@@ -55,12 +55,13 @@ static json_t *save_encoder(const struct fs_wd *wd)
 	const struct fs_encproc *p = &wd->enc;
 	const struct fs_ready *f = &p->facts;
 	bool there = p->state == FS_ENC_READY;
-	return json_pack("{s:b, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:s}",
+	return json_pack(
+	        "{s:b, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:s, s:s}",
 	        "there", there, "asleep", p->asleep, "pid", there ? (int)p->child.pid : 0, "in", p->child.in,
 	        "out", p->child.out, "err", p->child.err, "starts", (json_int_t)p->starts, "n_embd",
 	        f->n_embd, "fingerprint", f->fingerprint, "device", f->device, "min_tokens", f->min_tokens,
 	        "max_tokens", f->max_tokens, "vram_free_mb", f->vram_free_mb, "vram_total_mb",
-	        f->vram_total_mb, "command", (const char *)wd->command.data, "files",
+	        f->vram_total_mb, "pipe", f->pipe, "command", (const char *)wd->command.data, "files",
 	        (const char *)wd->files.data);
 }
 
@@ -239,7 +240,8 @@ static void load_encoder(struct fs_wd *wd, const json_t *j)
 	        .min_tokens = (int32_t)number(j, "min_tokens"),
 	        .max_tokens = (int32_t)number(j, "max_tokens"),
 	        .vram_free_mb = (int32_t)number(j, "vram_free_mb"),
-	        .vram_total_mb = (int32_t)number(j, "vram_total_mb")};
+	        .vram_total_mb = (int32_t)number(j, "vram_total_mb"),
+	        .pipe = json_is_true(json_object_get(j, "pipe"))};
 	snprintf(f.fingerprint, sizeof(f.fingerprint), "%s", text(j, "fingerprint"));
 	snprintf(f.device, sizeof(f.device), "%s", text(j, "device"));
 	if (json_is_true(json_object_get(j, "there"))) {
