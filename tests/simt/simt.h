@@ -265,6 +265,13 @@ template <class T> static inline T simt_load(const void *p)
 #define fs_ld16_once simt_load<uint4>
 #define fs_ld8_once simt_load<uint2>
 #define fs_ld4_once simt_load<uint32_t>
+#define fs_ld16_const simt_load<uint4>
+#define fs_ld4_const simt_load<uint32_t>
+#define fs_ld2_const simt_load<uint16_t>
+
+static inline void fs_keep(const uint8_t *&p)
+{
+}
 
 static inline void fs_st16(void *p, uint4 v)
 {

@@ -85,13 +85,8 @@ struct fs_block {
 	uint32_t s; /* d, or d | m << 16, or the two scales | d << 16 */
 };
 
-FS_DEVICE uint32_t fs_ld2(const void *p)
-{
-	return *(const uint16_t *)p;
-}
-
 template <int type>
-FS_DEVICE struct fs_block fs_block_load(const uint8_t *row, const struct fs_planes &p, int b)
+FS_DEVICE struct fs_block fs_block_load(const uint8_t *row, const struct fs_planes &p, unsigned int b)
 {
 	struct fs_block f;
 
@@ -99,16 +94,17 @@ FS_DEVICE struct fs_block fs_block_load(const uint8_t *row, const struct fs_plan
 	if constexpr (type == FS_Q8_0)
 		f.r = fs_ld16_once(row + p.r + 16 * b);
 	if constexpr (fs_is_k(type))
-		f.r = fs_ld16(row + p.s + 16 * (b / 8));
+		f.r = fs_ld16_const(row + p.s + 16 * (b / 8));
 	if constexpr (fs_is_five(type))
 		f.h.x = fs_ld4_once(row + p.h + 4 * b);
 	if constexpr (type == FS_Q6_K) {
 		f.h = fs_ld8_once(row + p.h + 8 * b);
-		f.s = fs_ld2(row + p.s + 2 * b) | fs_ld2(row + p.d + 2 * (b / 8)) << 16;
+		f.s = (uint32_t)fs_ld2_const(row + p.s + 2 * b) |
+		      (uint32_t)fs_ld2_const(row + p.d + 2 * (b / 8)) << 16;
 	} else if constexpr (type == FS_Q4_1 || type == FS_Q5_1) {
-		f.s = fs_ld4(row + p.s + 4 * b);
+		f.s = fs_ld4_const(row + p.s + 4 * b);
 	} else if constexpr (!fs_is_k(type)) {
-		f.s = fs_ld2(row + p.s + 2 * b);
+		f.s = (uint32_t)fs_ld2_const(row + p.s + 2 * b);
 	}
 	return f;
 }
@@ -181,13 +177,14 @@ FS_DEVICE void fs_chunk_quants(const uint8_t *row, const struct fs_planes &p, in
 	/* only the half of the quants that the chunk has; the words below pick from it */
 	uint2 q = fs_ld8(row + (type == FS_Q8_0 && k >= 2 ? p.r : 0u) + 16 * b + 8 * (k & 1));
 	if constexpr (fs_is_k(type))
-		f.r = fs_ld16(row + p.s + 16 * (b / 8));
+		f.r = fs_ld16_const(row + p.s + 16 * (b / 8));
 	if constexpr (type == FS_Q6_K)
-		f.s = fs_ld2(row + p.s + 2 * b) | fs_ld2(row + p.d + 2 * (b / 8)) << 16;
+		f.s = (uint32_t)fs_ld2_const(row + p.s + 2 * b) |
+		      (uint32_t)fs_ld2_const(row + p.d + 2 * (b / 8)) << 16;
 	else if constexpr (type == FS_Q4_1 || type == FS_Q5_1)
-		f.s = fs_ld4(row + p.s + 4 * b);
+		f.s = fs_ld4_const(row + p.s + 4 * b);
 	else if constexpr (!fs_is_k(type))
-		f.s = fs_ld2(row + p.s + 2 * b);
+		f.s = (uint32_t)fs_ld2_const(row + p.s + 2 * b);
 	s = fs_block_scale<type>(f, b, k / 2);
 	uint32_t u[2] = {q.x, q.y};
 #pragma unroll
@@ -195,9 +192,9 @@ FS_DEVICE void fs_chunk_quants(const uint8_t *row, const struct fs_planes &p, in
 		if constexpr (type != FS_Q8_0)
 			u[i] = (k < 2 ? u[i] : u[i] >> 4) & 0x0f0f0f0fu;
 		if constexpr (fs_is_five(type))
-			u[i] |= (fs_ld4(row + p.h + 4 * b) >> (2 * k + i) & 0x01010101u) << 4;
+			u[i] |= (fs_ld4_const(row + p.h + 4 * b) >> (2 * k + i) & 0x01010101u) << 4;
 		if constexpr (type == FS_Q6_K)
-			u[i] |= (fs_ld4(row + p.h + 8 * b + 4 * (k / 2)) >> 2 * (2 * (k & 1) + i) &
+			u[i] |= (fs_ld4_const(row + p.h + 8 * b + 4 * (k / 2)) >> 2 * (2 * (k & 1) + i) &
 			                0x03030303u)
 			        << 4;
 #pragma unroll

@@ -164,6 +164,28 @@ FS_DEVICE uint32_t fs_ld4_once(const void *p)
 	return v;
 }
 
+/* Of memory that nothing writes while the kernel runs, but that is read more than once. */
+FS_DEVICE uint4 fs_ld16_const(const void *p)
+{
+	return __ldg((const uint4 *)p);
+}
+
+FS_DEVICE uint32_t fs_ld4_const(const void *p)
+{
+	return __ldg((const unsigned int *)p);
+}
+
+FS_DEVICE uint32_t fs_ld2_const(const void *p)
+{
+	return __ldg((const unsigned short *)p);
+}
+
+/* Makes the compiler keep this address in registers instead of working it out again at every use. */
+FS_DEVICE void fs_keep(const uint8_t *&p)
+{
+	asm volatile("" : "+l"(p));
+}
+
 FS_DEVICE void fs_st16(void *p, uint4 v)
 {
 	*(uint4 *)p = v;
