@@ -13,6 +13,10 @@ KEEP = os.environ.get("FARSIGHT_KEEP_LOGS")
 numbers = itertools.count(1)
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: takes long, and is left out of the default run of scripts/test")
+
+
 @pytest.fixture(scope="session")
 def able():
     reason = pcs.why_not()

@@ -18,6 +18,11 @@ NOTICED_S = 12  # dead_after_s is 3
 PROMISED_S = 20  # silence_s is 3, then two probes a second apart of a second each: 7
 
 
+def long(*values):
+    """One more case of what others show already: scripts/test leaves it to its group twopc."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 def test_the_comparison_can_fail(truth):
     """Pictures that differ in one digit of their last bytes."""
     assert len({truth.of(picture(words)) for words in ("", "", "rows=16x16", "rows=32x32", "rows=32x32")}) == 5
@@ -26,7 +31,7 @@ def test_the_comparison_can_fail(truth):
 # ---- the network ----
 
 
-@pytest.mark.parametrize("phase", ["idle", "uploading", "encoding", "answering"])
+@pytest.mark.parametrize("phase", ["idle", long("uploading"), "encoding", "answering"])
 @pytest.mark.parametrize("fault", ["cut", "mute"])
 def test_link_lost_and_restored(pair, fault, phase):
     """cut: the server's cable, so that its kernel knows; mute: the host's, so that nobody knows."""
@@ -69,6 +74,7 @@ def test_poor_links_carry_pictures(pair, wire):
     assert p.server.log.read_text().count("is up") == 1, "the connection was lost"
 
 
+@pytest.mark.long
 def test_keys_are_renegotiated_in_the_middle(pair):
     """Every 128 KiB, under uploads and rows at once, over a link that loses packets; the connection stands."""
     leaks = {"LSAN_OPTIONS": f"suppressions={pcs.HERE}/libssh2.supp:print_suppressions=0"}
@@ -97,7 +103,7 @@ def test_host_gets_another_address(pair):
 
 
 @pytest.mark.parametrize("fault", ["mute", "power_off"])
-@pytest.mark.parametrize("phase", ["uploading", "encoding", "answering"])
+@pytest.mark.parametrize("phase", [long("uploading"), "encoding", "answering"])
 def test_other_host_takes_over(pair, phase, fault):
     """The only thing that a lost host costs is time: its picture is answered by the other one."""
     p = pair(boxes=2)
@@ -146,7 +152,7 @@ def test_killed_server_that_comes_back_in_time_finds_its_encoder(pair):
     assert p.box.encoders() == [encoder]
 
 
-@pytest.mark.parametrize("phase", ["idle", "encoding", "uploading"])
+@pytest.mark.parametrize("phase", ["idle", "encoding", long("uploading")])
 def test_server_pc_gone(pair, phase):
     """Nothing comes from it any more, no reset either: silence_s, then two probes that time out."""
     p = pair()
@@ -218,7 +224,7 @@ def test_a_pc_sleeps_and_wakes(pair, who):
     assert p.box.encoders() == [encoder]
 
 
-@pytest.mark.parametrize("phase", ["idle", "uploading", "encoding", "answering"])
+@pytest.mark.parametrize("phase", ["idle", long("uploading"), "encoding", "answering"])
 def test_sshd_restarted(pair, phase):
     """As an upgrade does it: the sessions end too."""
     p = pair(host=PATIENT)

@@ -60,6 +60,7 @@ class Client:
             self.over.wait(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_soak(pair, seed):
     p = pair(boxes=2, host={"encode_timeout_s": 3, "probe_fails": 5})
