@@ -280,13 +280,18 @@ void *simt_shared(const void *key, size_t bytes)
 	simt_machine *m = &simt_m;
 	auto may = allowed.find(m->job->kernel);
 
-	for (const simt_piece &p : m->pieces)
-		if (p.key == key)
+	for (const simt_piece &p : m->pieces) {
+		if (p.key == key) {
+			simt_order_acquire(p.p);
 			return p.p;
+		}
+	}
 	m->shared_bytes += bytes;
 	if (m->shared_bytes > (may == allowed.end() ? SHARED_AT_ONCE : SHARED_AT_MOST))
 		simt_fail("%zu bytes of shared memory", m->shared_bytes);
 	m->pieces.push_back(simt_piece{key, junk(bytes)});
+	/* a card's is there before any thread: the one that happened to make this races with none */
+	simt_order_release(m->pieces.back().p);
 	return m->pieces.back().p;
 }
 

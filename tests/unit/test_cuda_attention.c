@@ -209,6 +209,8 @@ static void test_decode(void **state)
 	        {5, 140, 3, 1, 40, FS_F16, true, false, 132, 0, 0, -1, 1},
 	        {16, 140, 1, 1, 32, FS_F16, false, false, 132, 0, 0, -1, 1},
 	        {3, 40, 5, 1, 56, FS_F16, false, false, 1, 0, 0, -1, 1},
+	        {1, 1500, 2, 1, 24, FS_F16, true, false, 132, 0, 0, -1,
+	                1}, /* more parts than the join has warps */
 	};
 
 	check_all(cases, FS_ARRAY_LEN(cases));

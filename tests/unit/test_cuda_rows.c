@@ -154,7 +154,7 @@ static void test_sums(void **state)
 struct norm_case {
 	bool rms, bias, in_place;
 	int64_t n, dim;
-	int shift;
+	int shift, b_shift;
 	float middle;
 };
 
@@ -163,7 +163,7 @@ struct norm_case {
 static void check_norm(const struct norm_case *c)
 {
 	int64_t n = c->n, dim = c->dim;
-	struct array x = array(n * dim, c->shift), w = array(dim, c->shift), b = array(dim, c->shift);
+	struct array x = array(n * dim, c->shift), w = array(dim, c->shift), b = array(dim, c->b_shift);
 	struct array y = array(n * dim, c->shift);
 	float *before;
 
@@ -210,7 +210,8 @@ static void test_norms(void **state)
 			        .in_place = how & 2,
 			        .n = dims[i] > 1000 ? 2 : 5,
 			        .dim = dims[i],
-			        .shift = how / 2 % 2};
+			        .shift = how / 2 % 2,
+			        .b_shift = how / 2 % 3};
 
 			check_norm(&c);
 		}

@@ -37,12 +37,16 @@ FS_DEVICE int64_t fs_rows_step(void)
 
 FS_DEVICE float4 fs_rows_ld(const float *p)
 {
-	return *(const float4 *)p;
+	uint4 u = fs_ld16(p);
+
+	return make_float4(
+	        __uint_as_float(u.x), __uint_as_float(u.y), __uint_as_float(u.z), __uint_as_float(u.w));
 }
 
 FS_DEVICE void fs_rows_st(float *p, float x, float y, float z, float w)
 {
-	*(float4 *)p = make_float4(x, y, z, w);
+	fs_st16(p,
+	        make_uint4(__float_as_uint(x), __float_as_uint(y), __float_as_uint(z), __float_as_uint(w)));
 }
 
 /* ---- conversions and copies ---- */
@@ -98,7 +102,7 @@ __global__ void __launch_bounds__(BLOCK) fs_kv_store_kernel(const struct fs_kv_s
 				*(uint2 *)((uint16_t *)k.dst + to + 4 * e) =
 				        make_uint2(fs_pack_h2(v.x, v.y), fs_pack_h2(v.z, v.w));
 			else
-				*(float4 *)((float *)k.dst + to + 4 * e) = v;
+				fs_rows_st((float *)k.dst + to + 4 * e, v.x, v.y, v.z, v.w);
 		}
 	}
 }
