@@ -386,6 +386,14 @@ int fs_vision_submit(struct fs_vision *v, const void *bytes, size_t n, const uin
 	return FS_OK;
 }
 
+static bool any_up_locked(const struct fs_vision *v)
+{
+	for (size_t i = 0; i < v->n_hosts; i++)
+		if (fs_host_is_live(&v->hosts[i]) && v->hosts[i].state == FS_HOST_UP)
+			return true;
+	return false;
+}
+
 /* When a parked job's waiter must look again. */
 static int64_t parked_until_locked(struct fs_vision_job *j)
 {
@@ -399,15 +407,16 @@ static int64_t parked_until_locked(struct fs_vision_job *j)
 	int64_t until = starting || j->twin ? j->deadline : FS_MIN(patience, j->deadline);
 	if (now < until)
 		return until;
-	if (j->tries) {
-		char text[sizeof(j->err.text)];
-		memcpy(text, j->err.text, sizeof(text));
-		fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", text);
-	} else {
-		char text[480];
-		fs_vision_causes_locked(j->v, text, sizeof(text));
-		fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", text);
-	}
+	char causes[480], lost[sizeof(j->err.text)];
+	fs_vision_causes_locked(j->v, causes, sizeof(causes));
+	memcpy(lost, j->err.text, sizeof(lost));
+	/* Why no host came back for it is what can be mended; how it was lost explains the wait. */
+	if (!j->tries)
+		fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", causes);
+	else if (any_up_locked(j->v))
+		fs_job_end_locked(j, FS_EUNAVAILABLE, "%s", lost);
+	else
+		fs_job_end_locked(j, FS_EUNAVAILABLE, "%.390s (lost before: %.100s)", causes, lost);
 	return now;
 }
 

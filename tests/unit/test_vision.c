@@ -396,6 +396,35 @@ static void absent_host_is_refused_then_found(void **state)
 	fs_vision_destroy(r.v);
 }
 
+/* Its picture was lost with the connection, but what keeps it away is the key. */
+static void a_picture_that_waited_in_vain_tells_what_keeps_its_host_away(void **state)
+{
+	struct rig r;
+	struct fs_rows *rows = NULL;
+	struct fs_errbuf e = {""};
+	char text[8192], known[300];
+	prepare(&r, "--hang");
+	r.o.connect_timeout_ms = 5000;
+	snprintf(known, sizeof(known), "%s/known_then_changed", sshd.dir);
+	char *right = test_read_file(sshd.known_hosts), *other = test_read_file(sshd.authorized_keys);
+	snprintf(text, sizeof(text), "[127.0.0.1]:%d %s", sshd.port, other);
+	test_write_file(known, right, 0600);
+	r.o.hosts[0].known_hosts = known;
+	start(&r);
+	struct fs_vision_job *j = submit(&r, 100, 1, NULL);
+	wait_log(&r, "enc", 1);
+	test_write_file(known, text, 0600);
+	assert_true(test_sshd_signal_sessions(&sshd, SIGKILL) > 0);
+	assert_int_equal(fs_vision_wait(j, &rows, &e), FS_EUNAVAILABLE);
+	if (!strstr(e.text, "has changed") || !strstr(e.text, "lost before: "))
+		fail_msg("%s", e.text);
+	fs_vision_job_destroy(j);
+	bad_encode(&r, FS_EUNAVAILABLE, "has changed");
+	fs_vision_destroy(r.v);
+	free(right);
+	free(other);
+}
+
 static void lost_host_comes_back_by_itself(void **state)
 {
 	struct rig r;
@@ -576,6 +605,7 @@ int main(void)
 	        cmocka_unit_test(starting_encoders_are_waited_for),
 	        cmocka_unit_test(failed_encoders_are_told_at_once),
 	        cmocka_unit_test(absent_host_is_refused_then_found),
+	        cmocka_unit_test(a_picture_that_waited_in_vain_tells_what_keeps_its_host_away),
 	        cmocka_unit_test(lost_host_comes_back_by_itself),
 	        cmocka_unit_test(frozen_host_is_noticed),
 	        cmocka_unit_test(silent_agents_are_noticed_by_their_pings),
