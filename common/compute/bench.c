@@ -1,8 +1,12 @@
 /*
  * bench: farsight-bench-compute times the operations that decide how fast a model runs, at shapes that people
- * run, and prints a table of medians or, with --json, one JSON object. A plain dnnl_sgemm of the same shape
- * in the same run is the yardstick, since figures of different runs on a busy machine do not compare. Built,
- * never installed.
+ * run, and prints a table of medians or, with --json, one JSON object. The yardsticks are measured in the
+ * same run, since figures of different runs on a busy machine do not compare: a copy within the device's
+ * memory (bytes read and bytes written a second), a plain product of bf16 weights, and on the CPU
+ * dnnl_sgemm. Built, never installed.
+ *
+ * On a GPU an operation is queued many times before it is waited for, and each time with other weights, so
+ * that neither the way there nor the card's cache is measured.
  */
 #include "common/bench/bench.h"
 #include "common/compute/compute.h"
@@ -18,6 +22,8 @@
 void omp_set_num_threads(int n);
 
 #define MAX_REPEATS 51
+#define MAX_COPIES 64
+#define CACHE_BYTES ((size_t)256 << 20) /* more than any card caches */
 
 static const enum fs_dtype types[] = {
         FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q4_0, FS_Q4_1, FS_Q5_0, FS_Q5_1, FS_Q4_K, FS_Q5_K, FS_Q6_K};
@@ -25,7 +31,7 @@ static const enum fs_dtype types[] = {
 struct bench {
 	struct fs_dev *dev;
 	json_t *rows;
-	bool json, quick;
+	bool json, quick, gpu;
 	bool cpu_time;    /* one thread: its own time, which other processes disturb little */
 	const char *only; /* rows whose name holds it; NULL = all */
 	double budget;    /* seconds a row */
@@ -75,19 +81,65 @@ static int64_t clock_of(const struct bench *b)
 	return t.tv_sec * FS_SEC + t.tv_nsec;
 }
 
-/* Median seconds of fn. */
-static double median(const struct bench *b, void (*fn)(void *), void *arg)
+/* ---- device memory ---- */
+
+static void *dev_need(struct bench *b, size_t bytes)
 {
+	struct fs_errbuf e;
+	void *p;
+
+	if (fs_dev_alloc(b->dev, bytes, &p, &e))
+		die("device memory", &e);
+	return p;
+}
+
+/* Takes host over. */
+static void *dev_take(struct bench *b, void *host, size_t bytes)
+{
+	void *p = dev_need(b, bytes);
+
+	fs_dev_upload(b->dev, p, host, bytes);
+	free(host);
+	return p;
+}
+
+static float *dev_randoms(struct bench *b, int64_t n)
+{
+	return dev_take(b, randoms(n), (size_t)n * sizeof(float));
+}
+
+/* ---- time ---- */
+
+struct job {
+	void (*fn)(void *arg, int i); /* queues the i-th of many */
+	void *arg;
+};
+
+static double seconds_of(struct bench *b, const struct job *j, int times)
+{
+	struct fs_errbuf e;
+	int64_t t0 = clock_of(b);
+
+	for (int i = 0; i < times; i++)
+		j->fn(j->arg, i);
+	if (fs_dev_sync(b->dev, &e))
+		die("the device", &e);
+	return (double)(clock_of(b) - t0) / 1e9 / times;
+}
+
+/* Median seconds of one. */
+static double median(struct bench *b, void (*fn)(void *, int), void *arg)
+{
+	const struct job j = {fn, arg};
 	struct fs_sample t = {.n = 0};
 	int64_t begin = fs_now();
+	int times = 1;
 
-	fn(arg); /* plans, caches, page faults */
-	while (t.n < MAX_REPEATS && (t.n < 3 || (double)(fs_now() - begin) < b->budget * 1e9)) {
-		int64_t t0 = clock_of(b);
-
-		fn(arg);
-		t.v[t.n++] = (double)(clock_of(b) - t0) / 1e9;
-	}
+	(void)seconds_of(b, &j, 1); /* plans, caches, page faults */
+	if (b->gpu)
+		times = (int)FS_MAX(FS_MIN(0.005 / seconds_of(b, &j, 1), 200.0), 1.0);
+	while (t.n < MAX_REPEATS && (t.n < 3 || (double)(fs_now() - begin) < b->budget * 1e9))
+		t.v[t.n++] = seconds_of(b, &j, times);
 	return fs_sample_median(&t);
 }
 
@@ -111,19 +163,17 @@ static void row(struct bench *b, const char *what, const char *type, const char 
 
 struct product {
 	struct fs_dev *dev;
-	struct fs_weight w;
+	struct fs_weight w[MAX_COPIES];
+	int copies;
 	float *x, *y;
 	int64_t n;
 };
 
-static void run_product(void *arg)
+static void run_product(void *arg, int i)
 {
 	struct product *p = arg;
-	struct fs_errbuf e;
 
-	fs_op_matmul(p->dev, &p->w, NULL, p->x, p->y, p->n, false);
-	if (fs_dev_sync(p->dev, &e))
-		die("matmul", &e);
+	fs_op_matmul(p->dev, &p->w[i % p->copies], NULL, p->x, p->y, p->n, false);
 }
 
 /* Weights of any type: random bits with small scales (the speed does not depend on the values, but NaN
@@ -159,7 +209,7 @@ static uint8_t *random_weight(enum fs_dtype type, int64_t in, int64_t out, size_
 static void product(struct bench *b, const char *what, enum fs_dtype type, int64_t in, int64_t out, int64_t n,
         bool packed)
 {
-	struct product p = {.dev = b->dev, .n = n};
+	struct product p = {.dev = b->dev, .n = n, .copies = 1};
 	struct fs_gguf_tensor t = {.name = "w", .type = type, .ne = {in, out, 1, 1}};
 	struct fs_errbuf e;
 	char shape[64];
@@ -167,20 +217,56 @@ static void product(struct bench *b, const char *what, enum fs_dtype type, int64
 
 	if (b->only && !strstr(what, b->only))
 		return;
-	p.x = randoms(n * in);
-	p.y = need((size_t)(n * out) * 4);
+	p.x = dev_randoms(b, n * in);
+	p.y = dev_need(b, (size_t)(n * out) * 4);
 	t.data = random_weight(type, in, out, &t.nbytes);
-	if (fs_weight_load(b->dev, &t, packed, &p.w, &e))
-		die("load", &e);
+	if (b->gpu && n <= 64)
+		p.copies = (int)FS_MIN(CACHE_BYTES / t.nbytes + 1, (size_t)MAX_COPIES);
+	for (int i = 0; i < p.copies; i++)
+		if (fs_weight_load(b->dev, &t, packed, &p.w[i], &e))
+			die("load", &e);
 	s = median(b, run_product, &p);
 	snprintf(shape, sizeof(shape), "%lldx%lld n=%lld", (long long)in, (long long)out, (long long)n);
 	row(b, what, fs_dtype_info(type)->name, shape, s,
 	        2.0 * (double)in * (double)out * (double)n / s / 1e9,
 	        n <= 16 ? (double)t.nbytes / s / 1e9 : 0);
-	fs_weight_finish(b->dev, &p.w);
+	for (int i = 0; i < p.copies; i++)
+		fs_weight_finish(b->dev, &p.w[i]);
 	free((void *)(uintptr_t)t.data);
-	free(p.x);
-	free(p.y);
+	fs_dev_free(b->dev, p.x);
+	fs_dev_free(b->dev, p.y);
+}
+
+/* ---- yardsticks ---- */
+
+struct copy {
+	struct fs_dev *dev;
+	void *from, *to;
+	size_t bytes;
+};
+
+static void run_copy(void *arg, int i)
+{
+	struct copy *c = arg;
+
+	fs_dev_copy(c->dev, c->to, c->from, c->bytes);
+}
+
+static void copy(struct bench *b)
+{
+	struct copy c = {.dev = b->dev, .bytes = b->gpu ? (size_t)1 << 30 : CACHE_BYTES};
+	char shape[64];
+	double s;
+
+	if (b->only && !strstr("copy", b->only))
+		return;
+	c.from = dev_take(b, memset(need(c.bytes), 1, c.bytes), c.bytes);
+	c.to = dev_need(b, c.bytes);
+	s = median(b, run_copy, &c);
+	snprintf(shape, sizeof(shape), "%zu MiB", c.bytes >> 20);
+	row(b, "copy", "", shape, s, 0, 2.0 * (double)c.bytes / s / 1e9);
+	fs_dev_free(b->dev, c.from);
+	fs_dev_free(b->dev, c.to);
 }
 
 struct yard {
@@ -188,7 +274,7 @@ struct yard {
 	float *x, *w, *y;
 };
 
-static void run_yard(void *arg)
+static void run_yard(void *arg, int i)
 {
 	struct yard *g = arg;
 
@@ -219,21 +305,19 @@ struct attention {
 	struct fs_attn a;
 };
 
-static void run_attention(void *arg)
+static void run_attention(void *arg, int i)
 {
 	struct attention *t = arg;
-	struct fs_errbuf e;
 
 	fs_op_attention(t->dev, &t->a);
-	if (fs_dev_sync(t->dev, &e))
-		die("attention", &e);
 }
 
 static void attention(
         struct bench *b, int64_t n_q, int64_t n_kv, int heads, int kv_heads, int head_dim, bool causal)
 {
 	int64_t width = heads * head_dim, kv = kv_heads * head_dim;
-	float *q = randoms(n_q * width), *out = need((size_t)(n_q * width) * 4), *k32 = randoms(n_kv * kv);
+	float *q = dev_randoms(b, n_q * width), *out = dev_need(b, (size_t)(n_q * width) * 4), *k32;
+	float *host = randoms(n_kv * kv);
 	uint16_t *k16 = need((size_t)(n_kv * kv) * 2);
 	struct attention t = {.dev = b->dev};
 	double pairs = causal ? (double)n_q * ((double)n_kv - (double)(n_q - 1) / 2)
@@ -241,7 +325,9 @@ static void attention(
 	       s;
 	char shape[64];
 
-	fs_quantize_row(FS_F16, k32, k16, n_kv * kv);
+	fs_quantize_row(FS_F16, host, k16, n_kv * kv);
+	k16 = dev_take(b, k16, (size_t)(n_kv * kv) * 2);
+	k32 = dev_take(b, host, (size_t)(n_kv * kv) * 4);
 	t.a = (struct fs_attn){.q = q, .q_stride = width, .kv_stride = kv, .out = out, .out_stride = width};
 	t.a.k = t.a.v = causal ? (void *)k16 : (void *)k32;
 	t.a.kv_type = causal ? FS_F16 : FS_F32;
@@ -258,21 +344,24 @@ static void attention(
 	        kv_heads, head_dim);
 	row(b, causal ? "attention causal" : "attention full", causal ? "F16" : "F32", shape, s,
 	        4.0 * pairs * (double)width / s / 1e9, n_q == 1 ? (double)(n_kv * kv * 4) / s / 1e9 : 0);
-	free(q);
-	free(out);
-	free(k32);
-	free(k16);
+	fs_dev_free(b->dev, q);
+	fs_dev_free(b->dev, out);
+	fs_dev_free(b->dev, k32);
+	fs_dev_free(b->dev, k16);
 }
 
 static void run_all(struct bench *b)
 {
 	static const int64_t shapes[][2] = {{1536, 8960}, {3584, 3584}, {4096, 14336}};
 	size_t n_shapes = b->quick ? 1 : FS_ARRAY_LEN(shapes);
+	int64_t side = b->gpu ? 8192 : b->quick ? 1024 : 2048;
 
+	copy(b);
+	product(b, "plain", FS_BF16, side, side, side, true);
 	for (size_t s = 0; s < n_shapes; s++) {
 		int64_t in = shapes[s][0], out = shapes[s][1];
 
-		if (!b->only)
+		if (!b->only && !b->gpu)
 			yardstick(b, in, out, 512);
 		product(b, "large", FS_F32, in, out, 512, false);
 		product(b, "large", FS_BF16, in, out, 512, false);
@@ -302,7 +391,7 @@ static void run_all(struct bench *b)
 
 int main(int argc, char **argv)
 {
-	struct bench b = {.budget = 0.5};
+	struct bench b = {.json = false};
 	struct fs_dev_opts o = {.device = "cpu"};
 	struct fs_errbuf e;
 
@@ -317,17 +406,21 @@ int main(int argc, char **argv)
 			o.precision = FS_PRECISION_F32;
 		else if (!strcmp(argv[i], "--only") && i + 1 < argc)
 			b.only = argv[++i];
+		else if (!strcmp(argv[i], "--device") && i + 1 < argc)
+			o.device = argv[++i];
 		else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
 			o.threads = atoi(argv[++i]);
 		else
-			die("usage: farsight-bench-compute [--json] [--quick] [--only WORD] [--f32] "
-			    "[--threads N]",
+			die("usage: farsight-bench-compute [--device NAME] [--json] [--quick] [--only WORD] "
+			    "[--f32] [--cpu-time] [--threads N]",
 			        NULL);
 	}
 	if (b.cpu_time && o.threads != 1)
 		die("--cpu-time is for one thread", NULL);
 	if (fs_dev_open(&o, &b.dev, &e))
 		die("open", &e);
+	b.gpu = fs_dev_is_gpu(b.dev);
+	b.budget = b.quick ? 0.1 : 0.5;
 	b.rows = json_array();
 	if (!b.json)
 		printf("%s\n", fs_dev_describe(b.dev));

@@ -16,6 +16,7 @@ struct fs_encoder {
 	struct fs_dev *d;
 	struct tower tower;
 	struct fs_encoder_facts facts;
+	int64_t tower_ns; /* of the last picture */
 };
 
 static int64_t cell_pixels(const struct vision_hparams *h)
@@ -217,6 +218,11 @@ const struct fs_encoder_facts *fs_encoder_facts(const struct fs_encoder *v)
 	return &v->facts;
 }
 
+int64_t fs_encoder_tower_ns(const struct fs_encoder *v)
+{
+	return v->tower_ns;
+}
+
 bool fs_encoder_memory(struct fs_encoder *v, uint64_t *free_bytes, uint64_t *total_bytes)
 {
 	return fs_dev_memory(v->d, free_bytes, total_bytes);
@@ -234,6 +240,7 @@ static int run_tower(struct fs_encoder *v, const struct patches *p, struct fs_ca
 	const struct vision_hparams *h = &v->tower.h;
 	struct fs_rows_shape s = {.nx = p->gw / h->merge, .ny = p->gh / h->merge, .n_embd = h->n_out};
 	float *data;
+	int64_t start;
 	size_t n;
 	int err;
 
@@ -242,7 +249,9 @@ static int run_tower(struct fs_encoder *v, const struct patches *p, struct fs_ca
 	data = malloc(n * sizeof(*data));
 	if (data == NULL)
 		return fs_fail(e, FS_ENOMEM, "no memory for %d rows", s.n_tokens);
+	start = fs_now();
 	err = tower_run(&v->tower, p, cancel, data, e);
+	v->tower_ns = fs_now() - start;
 	if (err == FS_OK && fs_rows_check_finite(data, n, e) != FS_OK)
 		err = fs_fail(e, FS_EINTERNAL, "the vision encoder computed values that are no numbers");
 	if (err != FS_OK) {

@@ -34,6 +34,8 @@ int fs_encoder_open(const struct fs_encoder_opts *o, struct fs_encoder **out, st
 void fs_encoder_close(struct fs_encoder *v); /* NULL is fine */
 const struct fs_encoder_facts *fs_encoder_facts(const struct fs_encoder *v);
 
+/* What the tower took of the last picture's time; the rest went into reading and resizing it. */
+int64_t fs_encoder_tower_ns(const struct fs_encoder *v);
 /* Of the GPU; false on the CPU. */
 bool fs_encoder_memory(struct fs_encoder *v, uint64_t *free_bytes, uint64_t *total_bytes);
 /* The device failed in a way that it does not recover from: nothing is left but to close it. */

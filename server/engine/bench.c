@@ -5,7 +5,9 @@
  *
  * prefill: prompt tokens / time until the first token's logits could be computed. decode: passes / time, a
  * pass with its logits and its greedy choice. GFLOP counts the layers' products, two a multiply-add;
- * attention and the one row of logits are left out.
+ * attention and the one row of logits are left out. Bytes a token are those that a decode step can not help
+ * reading: all weights but the embedding table (unless it makes the logits too), and the KV cache as it is
+ * half-way.
  */
 #include "server/engine/engine.h"
 #include "common/bench/bench.h"
@@ -34,7 +36,7 @@ static int usage(FILE *f)
 	           "  --prompt-tokens N  512\n"
 	           "  --gen N            tokens generated, 64\n"
 	           "  --repeat R         5\n"
-	           "  --chunk N          prefill chunk, 256\n"
+	           "  --chunk N          prefill chunk, 256, on a GPU 1024\n"
 	           "  --device NAME      auto\n"
 	           "  --exact            f32 products\n"
 	           "  --json             one JSON object\n");
@@ -160,12 +162,17 @@ static json_t *sample_json(struct fs_sample *s)
 	return json_pack("{s:f, s:f, s:f}", "median", m, "min", s->v[0], "max", s->v[s->n - 1]);
 }
 
-/* GFLOP a token. */
-static int layers_gflop(const char *path, double *out, struct fs_errbuf *e)
+struct token_cost {
+	double gflop; /* of a prompt's token */
+	double gb;    /* read by a decode step */
+};
+
+static int token_cost(
+        const struct fs_engine_info *info, const struct args *a, struct token_cost *out, struct fs_errbuf *e)
 {
 	struct fs_gguf *g = NULL;
-	int err = fs_gguf_open(&g, path, e);
-	double sum = 0;
+	int err = fs_gguf_open(&g, a->model, e);
+	double flop = 0, bytes = (double)info->kv_bytes * (a->prompt + a->gen / 2.0) / info->n_ctx;
 
 	if (err != FS_OK)
 		return err;
@@ -173,22 +180,24 @@ static int layers_gflop(const char *path, double *out, struct fs_errbuf *e)
 		const struct fs_gguf_tensor *t = fs_gguf_tensor_at(g, i);
 
 		if (t->n_dims == 2 && strncmp(t->name, "blk.", 4) == 0)
-			sum += 2e-9 * (double)t->ne[0] * (double)t->ne[1];
+			flop += 2 * (double)t->ne[0] * (double)t->ne[1];
+		if (strcmp(t->name, "token_embd.weight") != 0 || fs_gguf_tensor(g, "output.weight") == NULL)
+			bytes += (double)t->nbytes;
 	}
 	fs_gguf_close(g);
-	*out = sum;
+	*out = (struct token_cost){.gflop = flop / 1e9, .gb = bytes / 1e9};
 	return FS_OK;
 }
 
 static int print_json(const struct fs_engine_info *info, const struct args *a, struct fs_sample *pp,
-        struct fs_sample *tg, double token_gflop, const char *hash)
+        struct fs_sample *tg, const struct token_cost *cost, const char *hash)
 {
-	json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:i, s:o, s:f, s:o, s:s}", "model",
+	json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:i, s:o, s:f, s:o, s:f, s:s}", "model",
 	        info->name, "architecture", info->arch, "device", info->device, "weight_bytes",
 	        (json_int_t)info->weight_bytes, "threads", a->threads, "prompt_tokens", a->prompt,
 	        "generated", a->gen, "repeat", a->repeat, "prefill_tokens_per_s", sample_json(pp),
-	        "prefill_gflops", fs_sample_median(pp) * token_gflop, "decode_tokens_per_s", sample_json(tg),
-	        "logits_hash", hash);
+	        "prefill_gflops", fs_sample_median(pp) * cost->gflop, "decode_tokens_per_s", sample_json(tg),
+	        "decode_gbs", fs_sample_median(tg) * cost->gb, "logits_hash", hash);
 
 	if (o == NULL || json_dumpf(o, stdout, JSON_REAL_PRECISION(6)) != 0) {
 		fprintf(stderr, "farsight-bench-engine: can not write JSON\n");
@@ -207,14 +216,15 @@ static void print_row(const char *what, int n, struct fs_sample *s)
 }
 
 static void print_table(const struct fs_engine_info *info, const struct args *a, struct fs_sample *pp,
-        struct fs_sample *tg, double token_gflop, const char *hash)
+        struct fs_sample *tg, const struct token_cost *cost, const char *hash)
 {
 	printf("%s (%s), %.2f GB of weights, %s, %d repeats\n", info->name, info->arch,
 	        (double)info->weight_bytes / 1e9, info->device, a->repeat);
 	printf("%-8s %6s %12s %12s %12s\n", "tokens/s", "tokens", "median", "min", "max");
 	print_row("prefill", a->prompt, pp);
 	print_row("decode", a->gen, tg);
-	printf("prefill %.1f GFLOP/s, logits hash %s\n", fs_sample_median(pp) * token_gflop, hash);
+	printf("prefill %.1f GFLOP/s, decode %.1f GB/s, logits hash %s\n", fs_sample_median(pp) * cost->gflop,
+	        fs_sample_median(tg) * cost->gb, hash);
 }
 
 static int bench(struct fs_engine *en, const struct args *a, struct fs_errbuf *e)
@@ -222,8 +232,9 @@ static int bench(struct fs_engine *en, const struct args *a, struct fs_errbuf *e
 	static struct fs_sample pp, tg;
 	struct hash h = {0};
 	char hash[32];
-	double drop, token_gflop = 0;
-	int err = layers_gflop(a->model, &token_gflop, e);
+	struct token_cost cost = {0};
+	double drop;
+	int err = token_cost(fs_engine_info(en), a, &cost, e);
 
 	if (err == FS_OK)
 		err = run_once(en, a, -1, &h, &drop, &drop, e); /* touches every weight */
@@ -236,10 +247,10 @@ static int bench(struct fs_engine *en, const struct args *a, struct fs_errbuf *e
 		return err;
 	snprintf(hash, sizeof(hash), "%016llx", (unsigned long long)h.v);
 	if (a->json)
-		return print_json(fs_engine_info(en), a, &pp, &tg, token_gflop, hash) == 0
+		return print_json(fs_engine_info(en), a, &pp, &tg, &cost, hash) == 0
 		               ? FS_OK
 		               : fs_fail(e, FS_EIO, "output failed");
-	print_table(fs_engine_info(en), a, &pp, &tg, token_gflop, hash);
+	print_table(fs_engine_info(en), a, &pp, &tg, &cost, hash);
 	return FS_OK;
 }
 

@@ -1,0 +1,48 @@
+"""scripts/bench compute at sizes of a test: what it tells fits together. No figure is judged."""
+import json
+import subprocess
+
+import pytest
+
+import lab
+
+SHAPES = ["tiny-q4_k_m", "tiny-q8_0"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    command = [lab.TOP / "scripts/bench", "compute", "--build", str(lab.BUILD), "--quick", "--device", "cpu", "--threads", "1", "--random", "tiny",
+               "--models", str(folder)]
+    r = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=600)
+    assert r.returncode == 0, r.stderr
+    return json.loads(r.stdout)
+
+
+def test_yardsticks_are_of_this_run(measured):
+    rows = {r["what"]: r for r in measured["operations"]["rows"]}
+    s = measured["shares"]
+    assert s["copy_gbs"] == rows["copy"]["gbs"] > 0 and s["plain_gflops"] == rows["plain"]["gflops"] > 0
+    assert rows["plain"]["type"] == "BF16"
+
+
+def test_every_model_has_its_shares(measured):
+    s = measured["shares"]
+    assert [t["model"] for t in measured["text"]] == SHAPES and list(s["decode"]) == list(s["prefill"]) == SHAPES
+    for t in measured["text"]:
+        assert t["device"].startswith("cpu")
+        assert s["decode"][t["model"]] == pytest.approx(t["decode_gbs"] / s["copy_gbs"])
+        assert s["prefill"][t["model"]] == pytest.approx(t["prefill_gflops"] / s["plain_gflops"])
+    picture, = measured["encode"]["pictures"]
+    assert (picture["width"], picture["height"], picture["rows"]) == (112, 112, 16)
+    assert 0 < picture["tower_ms"] <= picture["encode_ms_max"]
+    assert s["encode"] == {"112x112": pytest.approx(picture["gflops"] / s["plain_gflops"])}
+
+
+def test_a_decode_step_reads_its_weights_once(measured):
+    """The bytes behind the figure: all weights but the embedding table, and half-way's KV cache."""
+    q4, q8 = measured["text"]
+    for t, embedding in ((q4, 2048 * 512 * 144 // 256), (q8, 2048 * 512 * 34 // 32)):
+        a_token = t["decode_gbs"] * 1e9 / t["decode_tokens_per_s"]["median"]
+        kv = 2 * 4 * 2 * 64 * 2 * (256 + 32 / 2)
+        assert a_token == pytest.approx(t["weight_bytes"] - embedding + kv, rel=0.01)
