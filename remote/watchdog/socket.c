@@ -119,6 +119,8 @@ int fs_wd_connect(const char *socket_path, int *out, struct fs_errbuf *e)
 	if (rc)
 		return rc;
 	rc = check_folder(folder, e);
+	if (rc == FS_EUNAVAILABLE)
+		return fs_fail(e, rc, "no watchdog runs: there is no %s", socket_path);
 	if (rc)
 		return rc;
 	struct sockaddr_un a = {.sun_family = AF_UNIX};

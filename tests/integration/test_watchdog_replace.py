@@ -215,6 +215,13 @@ def test_nothing_to_replace(watchdog):
     assert p.returncode == 0 and "nothing to replace" in p.stdout
 
 
+@pytest.mark.parametrize("order", ["status", "stop"])
+def test_nobody_is_asked(watchdog, tmp_path, order):
+    h = watchdog()
+    p = h.ask(order)
+    assert p.returncode == 1 and "no watchdog" in p.stderr and str(h.socket) in p.stderr
+
+
 def test_channels_of_agents_go_on(agent_host, copies):
     h = agent_host
     c = h.agent()
