@@ -106,6 +106,11 @@ bool fs_dev_lost(const struct fs_dev *d)
 	return d->lost;
 }
 
+bool fs_dev_hung(const struct fs_dev *d)
+{
+	return d->hung;
+}
+
 void fs_dev_pace(struct fs_dev *d)
 {
 	if (d->ops->pace)

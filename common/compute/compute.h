@@ -41,6 +41,8 @@ bool fs_dev_memory(struct fs_dev *d, uint64_t *free_bytes, uint64_t *total_bytes
 /* After an error that the device does not recover from (an illegal access, a card that fell off the bus):
  * every further operation fails, and the only thing left is to free what was allocated and close it. */
 bool fs_dev_lost(const struct fs_dev *d);
+/* It is lost because it did not answer, and opening it again from this process may not come to an end. */
+bool fs_dev_hung(const struct fs_dev *d);
 /* Between layers, so that a cancel token is looked at while the work is done and not long before: waits until
  * what was queued before the last call is done. So the device never runs dry, and never has more than two
  * layers before it. Not within a step that is recorded. */

@@ -55,6 +55,7 @@ struct fs_dev {
 	int threads;
 	bool is_gpu;
 	bool lost; /* for good */
+	bool hung; /* lost, since it did not answer */
 	char name[16];
 	char describe[96];
 };

@@ -198,8 +198,7 @@ static void block_signals(void)
 	signal(SIGPIPE, SIG_IGN);
 }
 
-static int run(
-        const struct fs_encoder_opts *o, bool extended, struct inbox *b, bool *lost, struct fs_errbuf *e)
+static int run(const struct fs_encoder_opts *o, bool extended, struct inbox *b, struct fs_errbuf *e)
 {
 	struct fs_encoder *v = NULL;
 	struct inbox_order *order;
@@ -213,7 +212,11 @@ static int run(
 			while ((order = inbox_next(b)) != NULL && answer(v, b, order))
 				;
 	}
-	*lost = v != NULL && fs_encoder_lost(v);
+	if (v != NULL && fs_encoder_lost(v)) {
+		if (err != FS_OK)
+			say_error(e->text);
+		_exit(FS_ENCODER_EXIT_LOST); /* an orderly end might wait for a driver that does not answer */
+	}
 	fs_encoder_close(v);
 	return err;
 }
@@ -222,17 +225,16 @@ int serve(const struct fs_encoder_opts *o, bool extended)
 {
 	struct inbox *b = NULL;
 	struct fs_errbuf e = {{0}};
-	bool lost = false;
 	int err;
 
 	block_signals();
 	err = inbox_open(&b, extended, &e);
 	if (err == FS_OK)
-		err = run(o, extended, b, &lost, &e);
+		err = run(o, extended, b, &e);
 	if (err != FS_OK) {
 		fs_error("%s", e.text);
 		say_error(e.text);
 	}
 	inbox_close(b);
-	return lost ? FS_ENCODER_EXIT_LOST : err == FS_OK ? 0 : 1;
+	return err == FS_OK ? 0 : 1;
 }

@@ -7,6 +7,7 @@
 #include "server/engine/internal.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define TRIES 5
 #define FIRST_PAUSE_MS 1000 /* before the second try, and doubled each time */
@@ -59,12 +60,11 @@ static bool pause_locked(struct fs_engine *en, int try)
 	return !en->quit;
 }
 
-/* Without the lock. The last try takes what was asked for, which may be "auto". */
+/* Without the lock. */
 static int bring_back(struct fs_engine *en, int try, const char *device)
 {
 	struct fs_errbuf e = {""};
-	bool last = try == TRIES - 1;
-	int err = fs_core_place(&en->core, last ? en->core.device : device, &e);
+	int err = fs_core_place(&en->core, device, &e);
 
 	if (err != FS_OK)
 		fs_error("the engine's device, attempt %d of %d: %s", try + 1, TRIES, e.text);
@@ -84,8 +84,23 @@ static void note_loss_locked(struct fs_engine *en, const char *device)
 	fs_error("%s is lost; the engine loads the model again", device);
 }
 
+/* The last try takes what was asked for, which may be "auto"; a card that hangs is not asked at all. NULL:
+ * there is nothing to be tried. */
+static const char *next_device(const struct fs_engine *en, int try, const char *lost, bool hung)
+{
+	bool any = strcmp(en->core.device, "auto") == 0;
+
+	if (try == TRIES || en->losses_in_a_row > MAX_LOSSES)
+		return NULL;
+	if (hung)
+		return any && try == 0 ? "cpu" : NULL;
+	return try == TRIES - 1 ? en->core.device : lost;
+}
+
 void fs_engine_recover_locked(struct fs_engine *en)
 {
+	bool hung = fs_dev_hung(en->core.dev);
+	const char *next;
 	char device[16];
 	int err = FS_EUNAVAILABLE;
 
@@ -94,11 +109,11 @@ void fs_engine_recover_locked(struct fs_engine *en)
 	pthread_mutex_unlock(&en->lock);
 	fs_core_displace(&en->core);
 	pthread_mutex_lock(&en->lock);
-	for (int try = 0; try < TRIES && en->losses_in_a_row <= MAX_LOSSES; try++) {
+	for (int try = 0; (next = next_device(en, try, device, hung)) != NULL; try++) {
 		if (!pause_locked(en, try))
 			return;
 		pthread_mutex_unlock(&en->lock);
-		err = bring_back(en, try, device);
+		err = bring_back(en, try, next);
 		pthread_mutex_lock(&en->lock);
 		if (err == FS_OK)
 			break;

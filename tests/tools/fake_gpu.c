@@ -143,6 +143,7 @@ static void lose(struct fs_dev *d)
 {
 	fs_dev_fail(d, FS_EINTERNAL, "an illegal memory access was encountered");
 	d->lost = true;
+	d->hung = fake_card.hangs;
 }
 
 /* False: this operation does not come about. */
@@ -334,6 +335,8 @@ int fake_gpu_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_er
 	int err;
 
 	fake_card.opens++;
+	if (fake_card.hangs && fake_card.opens > 1)
+		broken("a card that hangs is opened again");
 	if (fake_card.no_card != 0 || there("gone", false)) {
 		if (fake_card.no_card > 0)
 			fake_card.no_card--;

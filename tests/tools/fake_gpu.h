@@ -20,6 +20,7 @@ struct fake_card {
 	_Atomic int no_card;            /* so many opens fail from now on; -1 = all */
 	/* what goes wrong */
 	_Atomic int lose_at; /* counts operations down; the one that brings it to 0 loses the card */
+	_Atomic bool hangs;  /* it is lost without an answer, and must not be opened again */
 	_Atomic int fail_at; /* the same, an error that the card survives */
 	const char *folder;  /* or NULL: files in it do the same, see fake_gpu_folder */
 	/* what was seen */

@@ -402,6 +402,33 @@ static void gone_for_auto(void **state)
 	fs_engine_destroy(en);
 }
 
+/* Opening a card that does not answer would hang as well. */
+static void hangs(void **state)
+{
+	struct fs_engine_health h;
+	struct fs_engine *en;
+	struct text want;
+
+	reference(&want);
+	new_card(plenty);
+	fake_card.hangs = true;
+	en = open_on("auto");
+	fake_card.lose_at = 50;
+	fails(en, FS_EINTERNAL, "illegal memory access");
+	assert_int_equal(settled(en, &h), FS_ENGINE_READY);
+	assert_memory_equal(h.device, "cpu", 3);
+	answers(en, &want);
+	fs_engine_destroy(en);
+	new_card(plenty);
+	fake_card.hangs = true;
+	en = open_on("cuda");
+	fake_card.lose_at = 50;
+	fails(en, FS_EINTERNAL, "illegal memory access");
+	assert_int_equal(settled(en, &h), FS_ENGINE_FAILED);
+	assert_int_equal(fake_card.opens, 1);
+	fs_engine_destroy(en);
+}
+
 /* Something that takes the card down each time is not tried for ever; an answer between makes it forget. */
 static void again_and_again(void **state)
 {
@@ -438,6 +465,7 @@ int main(void)
 	        cmocka_unit_test(refused_meanwhile),
 	        cmocka_unit_test(gone),
 	        cmocka_unit_test(gone_for_auto),
+	        cmocka_unit_test(hangs),
 	        cmocka_unit_test(again_and_again),
 	};
 

@@ -85,7 +85,7 @@ bool fs_cuda_wait_event(struct fs_cuda *c, cudaEvent_t ev, const char *what)
 		if (rc != cudaErrorNotReady) {
 			fs_cuda_fail(c, rc, what);
 		} else if (waited > c->wait_limit) {
-			c->hung = c->dev.lost = true;
+			c->dev.hung = c->dev.lost = true;
 			fs_error("%s: lost: %s: no answer for %lld s", c->dev.name, what,
 			        (long long)(waited / FS_SEC));
 			fs_dev_fail(&c->dev, FS_EINTERNAL,
@@ -292,13 +292,13 @@ static void cuda_close(struct fs_dev *d)
 	if (c->stream && !c->dev.lost)
 		fs_cuda_wait_stream(c, "closing");
 	fs_cuda_forget(d);
-	fs_blas_destroy(c->blas, c->hung);
+	fs_blas_destroy(c->blas, c->dev.hung);
 	for (size_t i = 0; i < FS_ARRAY_LEN(bufs); i++)
 		fs_cuda_release(d, bufs[i]->p);
 	fs_cuda_release(d, c->workspace);
 	fs_slots_finish(c, &c->slots);
 	/* What a context that broke still holds goes with it; the next device makes a new one. */
-	if (c->dev.lost && !c->hung)
+	if (c->dev.lost && !c->dev.hung)
 		(void)cudaDeviceReset();
 	if (!c->dev.lost) {
 		for (int i = 0; i < 2; i++)

@@ -74,7 +74,6 @@ struct fs_cuda {
 	cudaEvent_t done, pace[2];
 	bool paced[2]; /* pace[] has been recorded */
 	unsigned pace_next;
-	bool hung;          /* lost because it did not answer: not even freeing is tried */
 	int64_t wait_limit; /* ns without an answer */
 	size_t slice;       /* bytes of weights that are numbers at once */
 	struct fs_slots slots;
