@@ -2,6 +2,7 @@
  * farsight-server: reads the settings, puts engine, vision, service and HTTP together, and waits for a
  * signal. Runs on the main thread; the signal handler only sets a flag and wakes it.
  */
+#include "common/gguf/gguf.h"
 #include "server/api/api.h"
 #include "server/config/config.h"
 #include "server/fetch/fetch.h"
@@ -408,6 +409,7 @@ int main(int argc, char **argv)
 	struct fs_errbuf e = {""};
 	struct server s = {0};
 	struct command_line line = {.argc = argc, .argv = argv};
+	fs_gguf_name_changed_files();
 	fs_config_init(&config);
 	int rc = read_options(&config, argc, argv, &line, &e);
 	if (rc > 0) {

@@ -124,7 +124,7 @@ int64_t fs_deadline_ms(int64_t ms);
 
 /* ---- threads ---- */
 
-/* A joinable thread with a name (<= 15 bytes) and all signals blocked. */
+/* A joinable thread with a name (<= 15 bytes) and all signals but SIGBUS blocked. */
 int fs_thread_start(pthread_t *out, const char *name, void *(*fn)(void *), void *arg, struct fs_errbuf *e);
 /* Condition variable on CLOCK_MONOTONIC; wait with fs_cond_wait_until. */
 int fs_cond_init(pthread_cond_t *c);

@@ -35,6 +35,7 @@ int fs_thread_start(pthread_t *out, const char *name, void *(*fn)(void *), void 
 
 	sigset_t all, old;
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* the fault of a thread itself: where it is blocked no handler is called */
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	int rc = pthread_create(out, NULL, run, s);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);

@@ -71,6 +71,14 @@ struct fs_gguf_tensor {
  */
 int fs_gguf_open(struct fs_gguf **out, const char *path, struct fs_errbuf *e);
 void fs_gguf_close(struct fs_gguf *g); /* NULL is fine */
+/*
+ * For programs, once at their start: a model file that is overwritten or cut in place while it is open ends
+ * the process with this status and a line on stderr that names the file, where it would die by SIGBUS
+ * without a word. Nothing can be saved then: the weights are gone. (A file that is replaced by renaming is
+ * no trouble, the old one stays until it is closed.)
+ */
+#define FS_GGUF_CHANGED_STATUS 74 /* sysexits.h's EX_IOERR */
+void fs_gguf_name_changed_files(void);
 const char *fs_gguf_path(const struct fs_gguf *g);
 /* Sum of tensor bytes. */
 uint64_t fs_gguf_tensor_bytes(const struct fs_gguf *g);

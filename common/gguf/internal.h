@@ -43,6 +43,7 @@ struct gguf_kv {
 };
 
 struct gguf_part {
+	char *path;
 	uint8_t *map;
 	size_t size;
 	size_t table_end;   /* bytes of header, metadata and tensor table */
@@ -75,6 +76,10 @@ const char *gguf_value_name(int32_t type);
 int gguf_parse_part(struct fs_gguf *g, struct gguf_part *part, const char *path, struct fs_errbuf *e);
 /* Frees what parsing allocated; the map is the caller's. */
 void gguf_part_finish(struct gguf_part *part);
+
+/* guard.c: between the two, a fault in the map is named by the part's path. */
+void gguf_guard_add(const struct gguf_part *part);
+void gguf_guard_remove(const struct gguf_part *part);
 
 const struct gguf_kv *gguf_find(const struct gguf_part *part, const char *key);
 /* Any integer type as int64 (a u64 past INT64_MAX does not fit). FS_ENOTFOUND, FS_EFORMAT. */

@@ -1,7 +1,7 @@
 /*
  * Opening: memory maps, split files, the index of tensor names, the fingerprint. Runs on the opening thread;
- * afterwards all is read-only. A file that shrinks while it is mapped kills the reader (SIGBUS), as with
- * every mapped file.
+ * afterwards all is read-only. A file that shrinks while it is mapped ends the process by SIGBUS, as with
+ * every mapped file; guard.c names it.
  */
 #include "common/gguf/internal.h"
 
@@ -52,6 +52,10 @@ static int open_part(struct fs_gguf *g, const char *path, struct fs_errbuf *e)
 	if (err != FS_OK)
 		return err;
 	g->n_parts++;
+	part->path = strdup(path);
+	if (part->path == NULL)
+		return fs_fail(e, FS_ENOMEM, "no memory");
+	gguf_guard_add(part);
 	return gguf_parse_part(g, part, path, e);
 }
 
@@ -198,7 +202,9 @@ void fs_gguf_close(struct fs_gguf *g)
 	for (size_t i = 0; i < g->n_tensors; i++)
 		free((char *)g->tensors[i].name);
 	for (size_t i = 0; i < g->n_parts; i++) {
+		gguf_guard_remove(&g->parts[i]);
 		munmap(g->parts[i].map, g->parts[i].size);
+		free(g->parts[i].path);
 		gguf_part_finish(&g->parts[i]);
 	}
 	free(g->tensors);

@@ -92,6 +92,7 @@ int main(int argc, char **argv)
 	bool extended = false;
 	int c;
 
+	fs_gguf_name_changed_files();
 	opterr = 0;
 	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (c) {

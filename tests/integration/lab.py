@@ -176,6 +176,10 @@ class VisionHost:
     def encoder_pid(self):
         return self.encoder().get("pid") or None
 
+    def watchdog_log(self):
+        log = self.socket.parent / "watchdog.log"
+        return log.read_text(errors="replace") if log.exists() else ""
+
     def connection(self):
         return {"host": f"{getpass.getuser()}@127.0.0.1", "port": self.port, "identity": str(self.tmp / "user_key"),
                 "known_hosts": str(self.tmp / "known_hosts"), "ssh_config": "/dev/null"}

@@ -1,10 +1,12 @@
 """The main job, end to end and real: HTTP, ssh, sshd, watchdog, encoder, vision tower, rows, language model, answer."""
 import base64
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import urllib.parse
@@ -299,6 +301,40 @@ def test_a_killed_server_that_comes_again_leaves_no_lease_behind(truth, host, se
     assert host.encoder_pid() == pid and ask_question(second, QUESTIONS[0]) == right(truth, QUESTIONS[0])
     second.stop()
     wait_for(lambda: host.encoder_pid() is None, "the encoder's end")
+
+
+def test_a_text_model_that_is_cut_in_use_is_named(servers, tmp_path):
+    model = tmp_path / "text.gguf"
+    shutil.copy(lab.TEXT_MODEL, model)
+    server = servers(model=str(model))
+    assert server.ask("Hello")
+    os.truncate(model, 0)
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        server.chat(user("Hello again"))
+    assert server.process.wait(lab.LIMIT_S) == 74
+    assert f"the model file {model} was changed while it was in use" in server.log.read_text()
+    server.process.returncode = 0  # as it should be
+
+
+def test_an_mmproj_that_is_cut_in_use_makes_no_wrong_rows(truth, host, servers, tmp_path):
+    """Weights that were copied stay right; where the file itself is read, the encoder ends with its name."""
+    mmproj = tmp_path / "mmproj.gguf"
+    shutil.copy(lab.MMPROJ, mmproj)
+    host.configure(mmproj=str(mmproj))
+    server = servers(host.start()).wait_for_eyes()
+    assert ask_question(server, QUESTIONS[0]) == right(truth, QUESTIONS[0])
+    os.truncate(mmproj, 0)
+    q = QUESTIONS[1]
+    status, reply = server.chat(user(q["question"], PICTURES / q["picture"]))
+    if status == 200:
+        assert reply["choices"][0]["message"]["content"].strip().rstrip(".").lower() == right(truth, q)
+    else:
+        assert reply["error"]["code"] == "vision_unavailable" and "was changed while it was in use" in host.watchdog_log()
+    shutil.copyfile(lab.MMPROJ, mmproj)
+    if host.encoder_pid():
+        os.kill(host.encoder_pid(), signal.SIGKILL)
+    wait_for(lambda: server.eyes()["available"] and host.encoder().get("state") == "ready", "the encoder with the file that is whole again")
+    assert ask_question(server, QUESTIONS[-1]) == right(truth, QUESTIONS[-1])
 
 
 def test_rows_as_halves(truth, host, servers):

@@ -8,6 +8,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -603,6 +604,81 @@ static int setup(void **state)
 	return mkdtemp(dir) == NULL;
 }
 
+/* ---- a file that is cut while it is open ---- */
+
+static void *touch(void *arg)
+{
+	const struct fs_gguf *g = arg;
+	volatile uint8_t sum = 0;
+
+	for (size_t i = 0; i < fs_gguf_n_tensors(g); i++) {
+		const struct fs_gguf_tensor *t = fs_gguf_tensor_at(g, i);
+		const uint8_t *bytes = t->data;
+		for (size_t k = 0; k < t->nbytes; k++)
+			sum = (uint8_t)(sum + bytes[k]);
+	}
+	return NULL;
+}
+
+/* The child's own doing: opens, cuts, reads; 0 when nothing ended it. */
+static int cut_and_read(const char *path, bool in_a_thread)
+{
+	struct fs_gguf *g = NULL, *closed = NULL;
+	pthread_t t;
+
+	fs_gguf_name_changed_files();
+	if (fs_gguf_open(&closed, path, NULL) || fs_gguf_open(&g, path, NULL))
+		return 1;
+	fs_gguf_close(closed); /* what is closed is not looked at */
+	touch(g);
+	if (truncate(path, 0))
+		return 2;
+	if (!in_a_thread)
+		touch(g);
+	else if (fs_thread_start(&t, "reader", touch, g, NULL) || pthread_join(t, NULL))
+		return 3;
+	return 0;
+}
+
+static int ended(bool in_a_thread, char *said, size_t cap)
+{
+	const char *path = file_path("t.gguf");
+	struct gguf_make m;
+	int fds[2], status;
+
+	make_good(&m);
+	gm_write(path, m.file.data, m.file.len);
+	gm_finish(&m);
+	assert_int_equal(pipe(fds), 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		dup2(fds[1], STDERR_FILENO);
+		close(fds[0]);
+		close(fds[1]);
+		_exit(cut_and_read(path, in_a_thread));
+	}
+	close(fds[1]);
+	size_t n = 0;
+	for (ssize_t r; (r = read(fds[0], said + n, cap - 1 - n)) > 0;)
+		n += (size_t)r;
+	said[n] = '\0';
+	close(fds[0]);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	return status;
+}
+
+static void test_a_file_that_is_cut_in_use_is_named(void **state)
+{
+	char said[2048];
+	for (int thread = 0; thread < 2; thread++) {
+		int status = ended(thread != 0, said, sizeof(said));
+		if (!WIFEXITED(status) || WEXITSTATUS(status) != FS_GGUF_CHANGED_STATUS)
+			fail_msg("status %#x, \"%s\"", (unsigned)status, said);
+		if (!strstr(said, file_path("t.gguf")) || !strstr(said, "was changed while it was in use"))
+			fail_msg("\"%s\"", said);
+	}
+}
+
 static int teardown(void **state)
 {
 	static const char *const names[] = {"t.gguf", "s-00001-of-00002.gguf", "s-00002-of-00002.gguf"};
@@ -626,6 +702,7 @@ int main(void)
 	        cmocka_unit_test(test_unknown_type_only_when_asked),
 	        cmocka_unit_test(test_split_files),
 	        cmocka_unit_test(test_missing_file),
+	        cmocka_unit_test(test_a_file_that_is_cut_in_use_is_named),
 	        cmocka_unit_test(test_half_all_values),
 	        cmocka_unit_test(test_half_rounding),
 	        cmocka_unit_test(test_bf16_rounding),
