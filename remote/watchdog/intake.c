@@ -5,10 +5,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define TURN ((size_t)256 << 10) /* bytes before others get their turn */
+#define TURN ((size_t)256 << 10)    /* bytes before others get their turn */
+#define CAP_FIRST ((size_t)1 << 20) /* of the memory; enough while the server keeps up */
+#define ROOM ((size_t)64 << 10)     /* for one read */
 
 struct fs_intake *fs_intake_create(const char *path, enum fs_wire_dtype dtype, int32_t n_embd)
 {
@@ -52,9 +55,46 @@ static void begin(struct fs_intake *in)
 	else if (in->shape.n_embd != in->n_embd)
 		rc = fs_fail(&in->why, FS_EFORMAT, "the encoder wrote rows of %d values instead of %d",
 		        in->shape.n_embd, in->n_embd);
-	else if (!(in->data = malloc(in->total)))
-		rc = fs_fail(&in->why, FS_ENOMEM, "no memory for %zu bytes of rows", in->total);
 	in->refused = rc != FS_OK;
+	in->begun = !in->refused;
+}
+
+size_t fs_intake_held(const struct fs_intake *in)
+{
+	return in->got - in->taken;
+}
+
+void fs_intake_take(struct fs_intake *in, uint8_t *out, size_t n)
+{
+	FS_ASSERT(n <= fs_intake_held(in));
+	memcpy(out, in->data + in->from, n);
+	in->taken += n;
+	in->from = fs_intake_held(in) ? in->from + n : 0;
+}
+
+/* Where the next bytes go, *room of them; NULL: memory is out. */
+static uint8_t *make_room(struct fs_intake *in, size_t *room)
+{
+	size_t held = fs_intake_held(in), want = FS_MIN(in->total - in->got, ROOM);
+	if (in->cap - in->from - held < want && held <= in->cap / 2 && in->cap - held >= want) {
+		memmove(in->data, in->data + in->from, held);
+		in->from = 0;
+	} else if (in->cap - in->from - held < want) {
+		size_t cap = FS_MAX(in->cap * 2, CAP_FIRST);
+		uint8_t *grown = realloc(in->data, cap);
+		if (!grown)
+			return NULL;
+		in->data = grown;
+		in->cap = cap;
+	}
+	*room = FS_MIN(in->total - in->got, in->cap - in->from - held);
+	return in->data + in->from + held;
+}
+
+static void refuse(struct fs_intake *in, const char *why)
+{
+	fs_fail(&in->why, FS_EFORMAT, "%s", why);
+	in->refused = true;
 }
 
 /* Bytes read; 0: none are there, or none will come. */
@@ -66,8 +106,11 @@ static size_t read_some(struct fs_intake *in)
 		to = in->header + in->n_header;
 		room = FS_ROWS_HEADER - in->n_header;
 	} else if (!in->refused && in->got < in->total) {
-		to = in->data + in->got;
-		room = FS_MIN(in->total - in->got, TURN);
+		to = make_room(in, &room);
+		if (!to) {
+			refuse(in, "out of memory for the encoder's rows");
+			return 0;
+		}
 	}
 	ssize_t n;
 	do
@@ -86,8 +129,7 @@ static size_t read_some(struct fs_intake *in)
 	} else if (to != beyond) {
 		in->got += (size_t)n;
 	} else if (!in->refused) {
-		fs_fail(&in->why, FS_EFORMAT, "the encoder wrote more rows than it announced");
-		in->refused = true;
+		refuse(in, "the encoder wrote more rows than it announced");
 	}
 	return (size_t)n;
 }
@@ -104,7 +146,7 @@ int fs_intake_finish(struct fs_intake *in, struct fs_errbuf *e)
 		;
 	if (in->refused)
 		return fs_fail(e, FS_EFORMAT, "%s", in->why.text);
-	if (!in->data || in->got < in->total)
+	if (!in->begun || in->got < in->total)
 		return fs_fail(e, FS_EFORMAT, "the encoder's rows are cut off");
 	close_end(in);
 	return FS_OK;

@@ -31,7 +31,7 @@
  * what was read last is then still in the processor's caches when it is written. Not for long, since an
  * encoder that writes does nothing else.
  */
-#define READ_AHEAD ((size_t)512 << 10)
+#define READ_AHEAD ((size_t)192 << 10)
 #define PACED_MS 100
 
 #define SPARE_ROOM ((uint64_t)64 << 20) /* of a second folder for rows whose size nobody knows */
@@ -283,7 +283,7 @@ static bool reads_on(const struct fs_wd *wd, int64_t *until)
 	const struct fs_intake *in = r ? r->intake : NULL;
 	if (!in || in->fd < 0)
 		return false;
-	if (!r->conn || in->refused || in->got - r->sent < READ_AHEAD || choose(wd))
+	if (!r->conn || in->refused || fs_intake_held(in) < READ_AHEAD || choose(wd))
 		return true;
 	*until = r->rows_at + PACED_MS * FS_MS;
 	return fs_now() >= *until;
@@ -383,7 +383,7 @@ void fs_req_dispatch(struct fs_wd *wd, const struct fs_pollset *ps)
 	if (!r || !r->intake || !fs_pollset_got(ps, wd->rows_slot))
 		return;
 	fs_intake_read(r->intake);
-	if (!r->conn || r->total || !r->intake->data)
+	if (!r->conn || r->total || !r->intake->begun)
 		return;
 	r->out.shape = r->intake->shape;
 	if (announce(r, 0, &e))
@@ -449,7 +449,7 @@ static int read_elements(struct fs_req *r, uint8_t *out, size_t n)
 {
 	static uint8_t wide[2 * FS_FRAME_CHUNK];
 	if (r->intake) {
-		memcpy(out, r->intake->data + r->sent, n);
+		fs_intake_take(r->intake, out, n);
 		return FS_OK;
 	}
 	if (r->out.dtype == FS_WIRE_F32 || r->f16_file)
@@ -470,7 +470,7 @@ static bool can_send(const struct fs_req *r)
 {
 	if (r->phase != FS_REQ_RUNNING || !r->total)
 		return r->phase == FS_REQ_SENDING;
-	return r->intake->got - r->sent >= ROWS_CHUNK && r->total - r->sent > ROWS_CHUNK;
+	return fs_intake_held(r->intake) >= ROWS_CHUNK && r->total - r->sent > ROWS_CHUNK;
 }
 
 /* The requests of a connection take turns by id, chunk for chunk. */

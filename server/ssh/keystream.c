@@ -74,6 +74,21 @@ static int refill(struct ctr *c)
 	return 1;
 }
 
+/* A block at any address. */
+typedef uint64_t block __attribute__((vector_size(BLOCK), aligned(1), may_alias));
+
+/* Kept apart, since each block would pay for the registers that it needs. */
+__attribute__((noinline)) static int update_any(
+        struct ctr *c, unsigned char *out, const unsigned char *in, size_t n)
+{
+	for (size_t at = 0; at < n; c->left--, at++) {
+		if (!c->left && !refill(c))
+			return 0;
+		out[at] = in[at] ^ c->stream[STREAM - c->left];
+	}
+	return 1;
+}
+
 /* Encrypts and decrypts; in and out may be the same. */
 static int ctr_update(
         void *ctr, unsigned char *out, size_t *n_out, size_t cap, const unsigned char *in, size_t n)
@@ -81,26 +96,12 @@ static int ctr_update(
 	struct ctr *c = ctr;
 	if (cap < n)
 		return 0;
-	for (size_t at = 0; at < n;) {
-		if (!c->left && !refill(c))
-			return 0;
-		const uint8_t *key = c->stream + STREAM - c->left;
-		size_t piece = FS_MIN(n - at, c->left);
-		if (piece == BLOCK) { /* nearly always */
-			uint64_t a[2], b[2];
-			memcpy(a, in + at, BLOCK);
-			memcpy(b, key, BLOCK);
-			a[0] ^= b[0];
-			a[1] ^= b[1];
-			memcpy(out + at, a, BLOCK);
-		} else {
-			for (size_t i = 0; i < piece; i++)
-				out[at + i] = in[at + i] ^ key[i];
-		}
-		c->left -= piece;
-		at += piece;
-	}
 	*n_out = n;
+	if (n != BLOCK || c->left < BLOCK)
+		return update_any(c, out, in, n);
+	const uint8_t *key = c->stream + STREAM - c->left;
+	*(block *)out = *(const block *)in ^ *(const block *)key;
+	c->left -= BLOCK;
 	return 1;
 }
 
