@@ -28,6 +28,9 @@
 #endif
 #ifdef TSAN
 #include <sanitizer/tsan_interface.h>
+
+extern "C" void __tsan_read16(void *at);
+extern "C" void __tsan_write16(void *at);
 #endif
 
 static thread_local struct simt_home *home_now;
@@ -195,5 +198,19 @@ void simt_order_acquire(void *at)
 {
 #ifdef TSAN
 	__tsan_acquire(at);
+#endif
+}
+
+void simt_watch_read(const void *at)
+{
+#ifdef TSAN
+	__tsan_read16((void *)at);
+#endif
+}
+
+void simt_watch_write(void *at)
+{
+#ifdef TSAN
+	__tsan_write16(at);
 #endif
 }

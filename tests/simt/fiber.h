@@ -35,5 +35,8 @@ void simt_fiber_leave(struct simt_home *home, struct simt_fiber *f);
 /* What one fiber did before the first is seen by those that pass the second: for TSan. */
 void simt_order_release(void *at);
 void simt_order_acquire(void *at);
+/* 16 bytes that the emulation reads or writes for the fiber, for TSan, which does not watch the emulation. */
+void simt_watch_read(const void *at);
+void simt_watch_write(void *at);
 
 #endif

@@ -18,6 +18,13 @@ struct simt_copy { /* of fs_cp16 */
 	int group;
 };
 
+/* For TSan: what came before a meeting is seen by those that leave it, and nothing that was done after it by
+ * those that left earlier. Meetings take turns, since some are at the next while others still leave. */
+struct simt_meeting {
+	char at[2];
+	int turn;
+};
+
 struct simt_thread {
 	simt_place place; /* first: simt_now points here */
 	simt_fiber fiber;
@@ -33,7 +40,8 @@ struct simt_thread {
 	const void *row;
 	/* copies under way */
 	std::vector<simt_copy> copies;
-	int group; /* the one that is being filled */
+	int group;         /* the one that is being filled */
+	simt_meeting warp; /* of lane 0: its warp's */
 };
 
 struct simt_piece {
@@ -53,6 +61,8 @@ struct simt_machine {
 	void *dynamic;
 	size_t shared_bytes;
 	int arrived, votes, result; /* of the block's barrier */
+	simt_meeting barrier;
+	char begun, ended; /* for TSan */
 };
 extern thread_local simt_machine simt_m;
 

@@ -79,11 +79,11 @@ static void thread_run(void *arg)
 {
 	simt_thread *t = (simt_thread *)arg;
 
-	simt_order_acquire(&simt_m);
+	simt_order_acquire(&simt_m.begun);
 	simt_m.job->body();
 	t->copies.clear(); /* nobody waited for them */
 	t->state = SIMT_DONE;
-	simt_order_release(&simt_m);
+	simt_order_release(&simt_m.ended);
 }
 
 void simt_wait(simt_thread *t, simt_state state, const char *what)
@@ -165,7 +165,7 @@ static void run_block(uint3 at)
 		t->state = SIMT_READY;
 		t->group = 0;
 	}
-	simt_order_release(m);
+	simt_order_release(&m->begun);
 	while (count_in(SIMT_READY) > 0)
 		for (int w = 0; w < warps; w++) {
 			int first = 32 * in_turn(w, warps, m->blocks / 3);
@@ -174,7 +174,7 @@ static void run_block(uint3 at)
 		}
 	if (count_in(SIMT_DONE) < m->n)
 		nobody_can_run();
-	simt_order_acquire(m);
+	simt_order_acquire(&m->ended);
 	for (const simt_piece &p : m->pieces)
 		free(p.p);
 	m->pieces.clear();
@@ -309,16 +309,18 @@ static int barrier(const char *what, int vote)
 {
 	simt_machine *m = &simt_m;
 	simt_thread *t = simt_thread_now();
+	char *at = &m->barrier.at[m->barrier.turn & 1];
 
 	if (m->arrived == 0)
 		m->votes = 0;
 	m->votes += vote;
-	simt_order_release(&m->arrived);
+	simt_order_release(at);
 	if (++m->arrived < m->n) {
 		t->mask = 0xffffffffu;
 		simt_wait(t, SIMT_AT_BARRIER, what);
 	} else {
 		m->arrived = 0;
+		m->barrier.turn++;
 		m->result = m->votes;
 		for (int i = 0; i < m->n; i++) {
 			simt_thread *o = m->threads[i];
@@ -328,7 +330,7 @@ static int barrier(const char *what, int vote)
 			o->state = SIMT_READY;
 		}
 	}
-	simt_order_acquire(&m->arrived);
+	simt_order_acquire(at);
 	return m->result;
 }
 

@@ -46,19 +46,21 @@ static void together(
 {
 	simt_thread *t = simt_thread_now();
 	simt_thread **lane = lanes_of(t);
+	char *at = &lane[0]->warp.at[lane[0]->warp.turn & 1];
 
-	simt_order_release(&lane[0]->group);
+	simt_order_release(at);
 	t->mask = mask;
 	if (!all_there(t, mask, what)) {
 		simt_wait(t, SIMT_AT_WARP, what);
 	} else {
 		if (complete)
 			complete(lane, mask);
+		lane[0]->warp.turn++;
 		for (int i = 0; i < 32; i++)
 			if (mask >> i & 1)
 				lane[i]->state = SIMT_READY;
 	}
-	simt_order_acquire(&lane[0]->group);
+	simt_order_acquire(at);
 }
 
 void __syncwarp(unsigned int mask)
@@ -208,6 +210,7 @@ void simt_ldmatrix(uint32_t r[4], const void *row, bool trans)
 
 	t->r = r;
 	t->row = row;
+	simt_watch_read(row);
 	together(0xffffffffu, trans ? ldmatrix_trans_name : ldmatrix_name,
 	        trans ? complete_ldmatrix_trans : complete_ldmatrix);
 }
@@ -220,6 +223,9 @@ void fs_cp16(void *shared, const void *src, bool fill)
 
 	if ((uintptr_t)shared % 16 != 0 || (fill && (uintptr_t)src % 16 != 0))
 		simt_fail("fs_cp16 from %p to %p", src, shared);
+	simt_watch_write(shared); /* from now on, until it has landed */
+	if (fill)
+		simt_watch_read(src);
 	t->copies.push_back(simt_copy{shared, fill ? src : NULL, t->group});
 }
 
@@ -233,9 +239,12 @@ void simt_copies_land(simt_thread *t, int before)
 	size_t kept = 0;
 
 	for (const simt_copy &c : t->copies) {
-		if (c.group >= before)
+		if (c.group >= before) {
 			t->copies[kept++] = c;
-		else if (c.from)
+			continue;
+		}
+		simt_watch_write(c.to);
+		if (c.from)
 			memcpy(c.to, c.from, 16);
 		else
 			memset(c.to, 0, 16);
