@@ -1,11 +1,27 @@
 /* Fuzz target: a request's head, what access says of it, and the chunks behind it. In pieces or whole, the
  * same must come out, and nothing that two readers could take in two ways may pass. */
 #include "server/http/access.h"
+#include "server/http/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+/* Names of conversations, offsets and the like: decoded, and never longer than they were. */
+static void check_values(const struct http_head *h)
+{
+	static const char *const names[] = {"conv_id", "from", "x", ""};
+	struct fs_http_request r = {.head = *h};
+	for (size_t i = 0; i < FS_ARRAY_LEN(names); i++) {
+		char *value = fs_http_query_value(&r, names[i]);
+		FS_ASSERT(!value || strlen(value) <= strlen(h->query));
+		free(value);
+	}
+	char *tail = fs_http_path_tail(&r, "/v1/stream/");
+	FS_ASSERT(!tail || strlen(tail) <= strlen(h->path));
+	free(tail);
+}
 
 static void check_head(const struct http_head *h)
 {
@@ -24,6 +40,7 @@ static void check_head(const struct http_head *h)
 	if (!http_access_allows(&a, h, &why))
 		FS_ASSERT(why.status == 403 && why.message[0]);
 	http_access_cors(&a, h);
+	check_values(h);
 }
 
 /* The body's bytes, in pieces of `piece`; the number of bytes used, or an error. */
