@@ -95,8 +95,10 @@ static int type_of(enum fs_dtype t)
 	return t == FS_BF16 ? FS_CUBLAS_R_16BF : t == FS_F16 ? FS_CUBLAS_R_16F : FS_CUBLAS_R_32F;
 }
 
-/* Success means that the descriptions exist. */
-static int describe(struct fs_blas *b, struct plan *p)
+/* Success means that the descriptions exist. bias: any of the shape, since the library looks at its
+ * alignment.
+ */
+static int describe(struct fs_blas *b, struct plan *p, const float *bias)
 {
 	const struct key *k = &p->key;
 	const int transposed = FS_CUBLAS_OP_T, with_bias = FS_CUBLAS_EPILOGUE_BIAS;
@@ -109,6 +111,9 @@ static int describe(struct fs_blas *b, struct plan *p)
 	if (!status && k->bias)
 		status = b->api.MatmulDescSetAttribute(
 		        p->desc, FS_CUBLAS_DESC_EPILOGUE, &with_bias, sizeof(with_bias));
+	if (!status && k->bias)
+		status = b->api.MatmulDescSetAttribute(
+		        p->desc, FS_CUBLAS_DESC_BIAS_POINTER, &bias, sizeof(bias));
 	if (!status)
 		status = b->api.MatrixLayoutCreate(&p->w, type, (uint64_t)k->in, (uint64_t)k->out, k->in);
 	if (!status)
@@ -170,7 +175,7 @@ static struct plan *plan_of(struct fs_blas *b, const struct fs_blas_product *p)
 	drop(b, oldest);
 	memcpy(&oldest->key, &k, sizeof(k));
 	oldest->used = b->tick;
-	oldest->possible = describe(b, oldest) == 0 && choose(b, oldest);
+	oldest->possible = describe(b, oldest, p->bias) == 0 && choose(b, oldest);
 	return oldest;
 }
 

@@ -57,7 +57,7 @@ int fs_cuk_matvec(struct CUstream_st *s, const struct fs_cuk_matvec *m);
 
 /* ---- rows: rows.cu ---- */
 
-/* dst[i] = src[i] as to = FS_F16 or FS_BF16. */
+/* dst[i] = src[i] as to = FS_F16 or FS_BF16; what is beyond f16's range becomes its end. */
 int fs_cuk_narrow(struct CUstream_st *s, const float *src, uint16_t *dst, int64_t n, enum fs_dtype to);
 /* y[n][out] = bias, or += bias (bias may not be NULL) */
 int fs_cuk_bias(struct CUstream_st *s, const float *bias, float *y, int64_t n, int64_t out, bool add);

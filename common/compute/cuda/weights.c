@@ -46,12 +46,16 @@ struct fs_load {
 
 /* ---- readers ---- */
 
-/* A page that the disk does not give is an error here, and would end the program in memcpy. */
+/* First the disk is asked for all of the piece at once. Then a page that it does not give is an error, which
+ * would end the program in memcpy. */
 static int read_piece(uint8_t *dst, const uint8_t *src, size_t n)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)src & ~(page - 1);
-	int rc = madvise((void *)begin, (uintptr_t)src + n - begin, MADV_POPULATE_READ);
+	size_t span = (uintptr_t)src + n - begin;
+	int rc;
 
+	(void)madvise((void *)begin, span, MADV_WILLNEED);
+	rc = madvise((void *)begin, span, MADV_POPULATE_READ);
 	if (rc && (errno == EFAULT || errno == EHWPOISON || errno == EIO))
 		return errno;
 	memcpy(dst, src, n);
