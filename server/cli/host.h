@@ -166,6 +166,9 @@ void host_tell_server(struct host *h);
 void host_tell_server_goodbye(struct host *h);
 json_t *host_server_hosts(
         const struct host *h); /* host_server.c: "hosts" of a running server's /status; NULL */
+/* The one of them that is the config's host of this name, which is shown as "box:2222" or "box #2" where
+ * "box" is not alone. NULL when there is none. Borrowed. */
+const json_t *host_shown(const json_t *hosts, const char *name);
 
 /* ---- the subcommands, with everything but the host's connection prepared ---- */
 

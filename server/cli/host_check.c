@@ -65,18 +65,12 @@ static void check_programs(struct host *h)
 
 static void check_server(struct host *h)
 {
-	json_t *hosts = host_server_hosts(h), *one;
-	size_t i;
-	bool seen = false;
-	json_array_foreach(hosts, i, one)
-	{
-		const char *name = json_string_value(json_object_get(one, "host"));
-		const char *state = json_string_value(json_object_get(one, "state"));
-		const char *cause = json_string_value(json_object_get(one, "cause"));
-		char text[800];
-		if (!name || strcmp(name, h->o.name) != 0)
-			continue;
-		seen = true;
+	json_t *hosts = host_server_hosts(h);
+	const json_t *one = host_shown(hosts, h->o.name);
+	const char *state = json_string_value(json_object_get(one, "state"));
+	const char *cause = json_string_value(json_object_get(one, "cause"));
+	char text[800];
+	if (one) {
 		snprintf(text, sizeof(text), "the running server says %s%s%s", state ? state : "?",
 		        cause ? ": " : "", cause ? cause : "");
 		if (state && !strcmp(state, "down"))
@@ -85,8 +79,11 @@ static void check_server(struct host *h)
 		else
 			host_ok(h, "server", "%s", text);
 	}
-	if (hosts && !seen)
-		host_failed(h, FS_ENOTFOUND, "server", "restart it",
+	if (hosts && !one)
+		host_failed(h, FS_ENOTFOUND, "server",
+		        "have it read its config again: SIGHUP, or farsight host add; its log says what it "
+		        "did not "
+		        "take",
 		        "the running server does not know this host");
 	if (!hosts)
 		host_note(h, "no server answers here; what one would do is checked above");

@@ -164,13 +164,21 @@ json_t *host_server_hosts(const struct host *h)
 	return hosts;
 }
 
-/* "box" is shown as "box:2222" or "box #2" where it is not alone. */
-static bool is_named(const json_t *host, const char *name)
+const json_t *host_shown(const json_t *hosts, const char *name)
 {
-	const char *shown = json_string_value(json_object_get(host, "host"));
-	size_t n = strlen(name);
-	return shown && !strncmp(shown, name, n) &&
-	       (!shown[n] || shown[n] == ':' || !strncmp(shown + n, " #", 2));
+	const json_t *one, *alike = NULL;
+	size_t i, n = strlen(name);
+	json_array_foreach(hosts, i, one)
+	{
+		const char *shown = json_string_value(json_object_get(one, "host"));
+		if (!shown || strncmp(shown, name, n) != 0)
+			continue;
+		if (!shown[n])
+			return one;
+		if (!alike && (shown[n] == ':' || !strncmp(shown + n, " #", 2)))
+			alike = one;
+	}
+	return alike;
 }
 
 /* FS_OK: the server has taken the config as it is now. FS_EUNAVAILABLE: none answers. */
@@ -205,18 +213,13 @@ static void watch(struct host *h, const struct cli_server *server, int seconds,
 
 static bool is_up_or_down(const struct host *h, const json_t *vision, char *state, size_t cap)
 {
-	json_t *hosts = json_object_get(vision, "hosts"), *one;
-	size_t i;
-	json_array_foreach(hosts, i, one)
-	{
-		if (!is_named(one, h->o.name))
-			continue;
-		const char *word = json_string_value(json_object_get(one, "state")),
-		           *cause = json_string_value(json_object_get(one, "cause"));
-		snprintf(state, cap, "%s%s%s", word ? word : "?", cause ? ": " : "", cause ? cause : "");
-		return word && (!strcmp(word, "up") || !strcmp(word, "down"));
-	}
-	return false;
+	const json_t *one = host_shown(json_object_get(vision, "hosts"), h->o.name);
+	const char *word = json_string_value(json_object_get(one, "state")),
+	           *cause = json_string_value(json_object_get(one, "cause"));
+	if (!word)
+		return false;
+	snprintf(state, cap, "%s%s%s", word, cause ? ": " : "", cause ? cause : "");
+	return !strcmp(word, "up") || !strcmp(word, "down");
 }
 
 static bool nobody_leaves(const struct host *h, const json_t *vision, char *state, size_t cap)
