@@ -6,6 +6,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+#define HUGE_PAGE ((size_t)2 << 20)
 
 static bool shape_ok(const struct fs_rows_shape *s)
 {
@@ -15,6 +18,18 @@ static bool shape_ok(const struct fs_rows_shape *s)
 	if (s->nx < 1 || s->ny < 1 || (int64_t)s->nx * s->ny != s->n_tokens)
 		return false;
 	return (size_t)s->n_tokens * (size_t)s->n_embd * sizeof(float) <= FS_ROWS_MAX_BYTES;
+}
+
+void *fs_rows_alloc(size_t bytes)
+{
+	void *p = NULL;
+
+	if (bytes < HUGE_PAGE)
+		return malloc(bytes);
+	if (posix_memalign(&p, HUGE_PAGE, bytes) != 0)
+		return NULL;
+	madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); /* a wish: small pages do as well */
+	return p;
 }
 
 int fs_rows_create(

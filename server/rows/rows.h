@@ -18,6 +18,9 @@ struct fs_rows {
 	double total_ms;  /* from submission to the last row here */
 	int refs;         /* private */
 };
+/* malloc'd memory for rows, in huge pages where the machine gives them: rows are many MB that are written
+ * once, and their first touch would be an exception for each 4 KiB. NULL: out of memory. */
+void *fs_rows_alloc(size_t bytes);
 /* Takes data (malloc'd) over, on failure too. refs = 1. */
 int fs_rows_create(
         const struct fs_rows_shape *shape, float *data, const uint8_t key[32], struct fs_rows **out);

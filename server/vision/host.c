@@ -180,7 +180,7 @@ static int on_rows(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf
 		return rc;
 	size_t n = (size_t)head.shape.n_tokens *
 	           (size_t)head.shape.n_embd; /* within FS_ROWS_MAX_BYTES, checked with the head */
-	j->data = malloc(n * sizeof(float));
+	j->data = fs_rows_alloc(n * sizeof(float));
 	if (!j->data)
 		return fs_fail(e, FS_ENOMEM, "out of memory for %zu bytes of rows", n * sizeof(float));
 	j->head = head;
