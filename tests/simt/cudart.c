@@ -1,11 +1,9 @@
 /*
- * cudart: see the header. Memory is kept in one list, so that copies can be told memory of the wrong kind; a
- * list of operations is either a stream's or a graph's. An operation is dropped when nobody can run it again.
+ * cudart: see the header. A list of operations is either a stream's or a graph's. An operation is dropped
+ * when nobody can run it again.
  */
-#include "tests/simt/cudart.h"
+#include "tests/simt/cudart_inside.h"
 #include "tests/simt/launches.h"
-
-#include "common/base/base.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +11,8 @@
 
 struct fake_cuda fake_cuda;
 
-static cudaError_t broken; /* the context's error, until it is reset */
-static cudaError_t last;   /* of the call before */
+cudaError_t fake_cuda_broken;
+static cudaError_t last; /* of the call before */
 
 /* ---- operations ---- */
 
@@ -44,7 +42,7 @@ struct CUgraphExec_st {
 	struct CUgraph_st *g;
 };
 
-static void *need(size_t bytes)
+void *fake_cuda_need(size_t bytes)
 {
 	void *p = calloc(1, bytes);
 
@@ -52,7 +50,6 @@ static void *need(size_t bytes)
 	return p;
 }
 
-/* Objects that the context takes along when it is reset. */
 struct object {
 	void *p;
 	void (*drop)(void *p);
@@ -60,16 +57,16 @@ struct object {
 };
 static struct object *objects;
 
-static void *make_object(size_t bytes, void (*end)(void *p))
+void *fake_cuda_object(size_t bytes, void (*end)(void *p))
 {
-	struct object *o = need(sizeof(*o));
+	struct object *o = fake_cuda_need(sizeof(*o));
 
-	*o = (struct object){.p = need(bytes), .drop = end, .next = objects};
+	*o = (struct object){.p = fake_cuda_need(bytes), .drop = end, .next = objects};
 	objects = o;
 	return o->p;
 }
 
-static void drop_object(void *p)
+void fake_cuda_drop_object(void *p)
 {
 	struct object **at = &objects, *o;
 
@@ -85,13 +82,13 @@ static void drop_object(void *p)
 void *fake_cuda_make(size_t bytes)
 {
 	fake_cuda.cublas++;
-	return make_object(bytes, free);
+	return fake_cuda_object(bytes, free);
 }
 
 void fake_cuda_drop(void *p)
 {
 	fake_cuda.cublas--;
-	drop_object(p);
+	fake_cuda_drop_object(p);
 }
 
 static void append(struct ops *o, struct op *op)
@@ -124,7 +121,7 @@ static void drop_all(struct ops *o)
 		drop_op(take(o));
 }
 
-static cudaError_t say(cudaError_t rc)
+cudaError_t fake_cuda_say(cudaError_t rc)
 {
 	last = rc;
 	return rc;
@@ -134,11 +131,11 @@ int fake_cuda_queue(cudaStream_t s, void (*run)(void *arg), void (*drop)(void *a
 {
 	struct op *op;
 
-	if (broken) {
+	if (fake_cuda_broken) {
 		drop(arg);
-		return say(broken);
+		return fake_cuda_say(fake_cuda_broken);
 	}
-	op = need(sizeof(*op));
+	op = fake_cuda_need(sizeof(*op));
 	*op = (struct op){.run = run, .drop = drop, .arg = arg};
 	if (s->capturing) {
 		append(&s->captured, op);
@@ -153,24 +150,25 @@ static void run_one(struct CUstream_st *s)
 {
 	struct op *op = take(&s->queue);
 
-	if (!broken)
+	if (!fake_cuda_broken)
 		op->run(op->arg);
 	drop_op(op);
 	s->done++;
 }
 
-static void nothing(void *arg)
+bool fake_cuda_captures(cudaStream_t s)
 {
+	return s->capturing;
 }
 
 /* ---- kernels ---- */
 
 static void run_job(void *arg)
 {
-	if (broken)
+	if (fake_cuda_broken)
 		return;
 	if (++fake_cuda.kernels == fake_cuda.illegal_at)
-		broken = cudaErrorIllegalAddress;
+		fake_cuda_broken = cudaErrorIllegalAddress;
 	else
 		simt_job_run(arg);
 }
@@ -182,223 +180,11 @@ static void drop_job(void *arg)
 
 static int on_launch(void *arg, struct CUstream_st *s, struct simt_job *job)
 {
-	if (!broken && ++fake_cuda.launches == fake_cuda.refused_at) {
+	if (!fake_cuda_broken && ++fake_cuda.launches == fake_cuda.refused_at) {
 		simt_job_drop(job);
-		return say(cudaErrorLaunchOutOfResources);
+		return fake_cuda_say(cudaErrorLaunchOutOfResources);
 	}
 	return fake_cuda_queue(s, run_job, drop_job, job);
-}
-
-/* ---- memory ---- */
-
-struct block {
-	uint8_t *p;
-	size_t size;
-	bool pinned, freed; /* freed: by a stream that has not got there */
-	struct block *next;
-};
-static struct block *blocks;
-
-static cudaError_t new_block(void **out, size_t size, bool pinned)
-{
-	struct block *b;
-
-	if (broken)
-		return say(broken);
-	if (!pinned && size > fake_cuda.memory - fake_cuda.used)
-		return say(cudaErrorMemoryAllocation);
-	b = need(sizeof(*b));
-	FS_ASSERT(posix_memalign((void **)&b->p, 512, size ? size : 1) == 0); /* to the byte */
-	if (size <= (size_t)8 << 20) /* the rest is written by copies, or scratch */
-		memset(b->p, 0xff, size);
-	b->size = size;
-	b->pinned = pinned;
-	b->next = blocks;
-	blocks = b;
-	if (!pinned) {
-		fake_cuda.used += size;
-		fake_cuda.peak = FS_MAX(fake_cuda.peak, fake_cuda.used);
-		fake_cuda.blocks++;
-	} else {
-		fake_cuda.pinned++;
-	}
-	*out = b->p;
-	return cudaSuccess;
-}
-
-static struct block **block_at(const void *p)
-{
-	struct block **at = &blocks;
-
-	while (*at && (*at)->p != p)
-		at = &(*at)->next;
-	return at;
-}
-
-static void remove_block(struct block **at)
-{
-	struct block *b = *at;
-
-	*at = b->next;
-	free(b->p);
-	free(b);
-}
-
-/* What the caller sees of a free; the memory itself may go later. */
-static void count_freed(struct block *b)
-{
-	if (b->pinned) {
-		fake_cuda.pinned--;
-	} else {
-		fake_cuda.used -= b->size;
-		fake_cuda.blocks--;
-	}
-	b->freed = true;
-}
-
-static cudaError_t free_block(void *p, bool pinned)
-{
-	struct block **at = block_at(p);
-
-	if (broken)
-		return say(broken);
-	if (!*at || (*at)->freed || (*at)->pinned != pinned)
-		return say(cudaErrorInvalidValue);
-	count_freed(*at);
-	remove_block(at);
-	return cudaSuccess;
-}
-
-/* Whether n bytes at p are memory of that kind. */
-static bool is_block(const void *p, size_t n, bool pinned)
-{
-	for (const struct block *b = blocks; b; b = b->next) {
-		uintptr_t at = (uintptr_t)p - (uintptr_t)b->p;
-
-		if (at < b->size && n <= b->size - at)
-			return b->pinned == pinned && !b->freed;
-	}
-	return false;
-}
-
-cudaError_t cudaMalloc(void **out, size_t bytes)
-{
-	return new_block(out, bytes, false);
-}
-
-cudaError_t cudaFree(void *p)
-{
-	return free_block(p, false);
-}
-
-cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
-{
-	if (++fake_cuda.pinned_allocs == fake_cuda.no_pinned_at)
-		return say(cudaErrorMemoryAllocation);
-	return new_block(out, bytes, true);
-}
-
-cudaError_t cudaFreeHost(void *p)
-{
-	return free_block(p, true);
-}
-
-cudaError_t cudaMallocFromPoolAsync(void **out, size_t bytes, cudaMemPool_t pool, cudaStream_t s)
-{
-	return new_block(out, bytes, false);
-}
-
-static void free_later(void *arg)
-{
-	remove_block(block_at(arg));
-}
-
-cudaError_t cudaFreeAsync(void *p, cudaStream_t s)
-{
-	struct block **at = block_at(p);
-
-	if (broken)
-		return say(broken);
-	if (!*at || (*at)->freed || (*at)->pinned || s->capturing)
-		return say(cudaErrorInvalidValue);
-	count_freed(*at);
-	return (cudaError_t)fake_cuda_queue(s, free_later, nothing, p);
-}
-
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
-{
-	*free_bytes = fake_cuda.memory - fake_cuda.used;
-	*total = fake_cuda.memory;
-	return say(broken);
-}
-
-struct CUmemPoolHandle_st {
-	int card;
-};
-
-cudaError_t cudaMemPoolCreate(cudaMemPool_t *out, const struct cudaMemPoolProps *props)
-{
-	if (broken)
-		return say(broken);
-	*out = make_object(sizeof(**out), free);
-	fake_cuda.pools++;
-	return cudaSuccess;
-}
-
-cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
-{
-	drop_object(pool);
-	fake_cuda.pools--;
-	return cudaSuccess;
-}
-
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attr, void *value)
-{
-	return cudaSuccess;
-}
-
-/* What was freed is given back at once. */
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attr, void *value)
-{
-	uint64_t used = fake_cuda.used;
-
-	memcpy(value, &used, sizeof(used));
-	return say(broken);
-}
-
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep)
-{
-	return say(broken);
-}
-
-/* ---- copies ---- */
-
-struct copy {
-	void *dst;
-	const void *src;
-	size_t bytes;
-};
-
-static void run_copy(void *arg)
-{
-	const struct copy *c = arg;
-
-	memcpy(c->dst, c->src, c->bytes);
-}
-
-cudaError_t cudaMemcpyAsync(
-        void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s)
-{
-	struct copy *c;
-
-	if (broken)
-		return say(broken);
-	if (!is_block(dst, bytes, kind == cudaMemcpyDeviceToHost) ||
-	        !is_block(src, bytes, kind == cudaMemcpyHostToDevice))
-		return say(cudaErrorInvalidValue);
-	c = need(sizeof(*c));
-	*c = (struct copy){.dst = dst, .src = src, .bytes = bytes};
-	return (cudaError_t)fake_cuda_queue(s, run_copy, free, c);
 }
 
 /* ---- streams and events ---- */
@@ -414,9 +200,9 @@ static void end_stream(void *p)
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
-	if (broken)
-		return say(broken);
-	*out = make_object(sizeof(**out), end_stream);
+	if (fake_cuda_broken)
+		return fake_cuda_say(fake_cuda_broken);
+	*out = fake_cuda_object(sizeof(**out), end_stream);
 	fake_cuda.streams++;
 	return cudaSuccess;
 }
@@ -424,41 +210,43 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 /* As on a card, what was queued runs all the same. */
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
-	if (broken)
-		return say(broken);
+	if (fake_cuda_broken)
+		return fake_cuda_say(fake_cuda_broken);
 	while (s->queue.first)
 		run_one(s);
-	drop_object(s);
+	fake_cuda_drop_object(s);
 	fake_cuda.streams--;
 	return cudaSuccess;
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t s)
 {
-	return say(broken ? broken : s->queue.first ? cudaErrorNotReady : cudaSuccess);
+	return fake_cuda_say(fake_cuda_broken ? fake_cuda_broken
+	                     : s->queue.first ? cudaErrorNotReady
+	                                      : cudaSuccess);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
-	if (broken)
-		return say(broken);
-	*out = make_object(sizeof(**out), free);
+	if (fake_cuda_broken)
+		return fake_cuda_say(fake_cuda_broken);
+	*out = fake_cuda_object(sizeof(**out), free);
 	fake_cuda.events++;
 	return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t ev)
 {
-	drop_object(ev);
+	fake_cuda_drop_object(ev);
 	fake_cuda.events--;
-	return say(broken);
+	return fake_cuda_say(fake_cuda_broken);
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t ev, cudaStream_t s)
 {
 	ev->s = s;
 	ev->at = s->queued;
-	return say(broken);
+	return fake_cuda_say(fake_cuda_broken);
 }
 
 /* One operation a question. */
@@ -468,10 +256,12 @@ cudaError_t cudaEventQuery(cudaEvent_t ev)
 
 	fake_cuda.polls++;
 	if (fake_cuda.hang)
-		return say(cudaErrorNotReady);
-	if (!broken && s && s->done < ev->at)
+		return fake_cuda_say(cudaErrorNotReady);
+	if (!fake_cuda_broken && s && s->done < ev->at)
 		run_one(s);
-	return say(broken ? broken : s && s->done < ev->at ? cudaErrorNotReady : cudaSuccess);
+	return fake_cuda_say(fake_cuda_broken        ? fake_cuda_broken
+	                     : s && s->done < ev->at ? cudaErrorNotReady
+	                                             : cudaSuccess);
 }
 
 /* ---- graphs ---- */
@@ -486,8 +276,8 @@ static void unref_graph(struct CUgraph_st *g)
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode)
 {
-	if (broken || fake_cuda.no_capture || s->capturing)
-		return say(broken ? broken : cudaErrorNotSupported);
+	if (fake_cuda_broken || fake_cuda.no_capture || s->capturing)
+		return fake_cuda_say(fake_cuda_broken ? fake_cuda_broken : cudaErrorNotSupported);
 	s->capturing = true;
 	return cudaSuccess;
 }
@@ -497,14 +287,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 	struct CUgraph_st *g;
 
 	*out = NULL;
-	if (broken || !s->capturing)
-		return say(broken ? broken : cudaErrorInvalidValue);
+	if (fake_cuda_broken || !s->capturing)
+		return fake_cuda_say(fake_cuda_broken ? fake_cuda_broken : cudaErrorInvalidValue);
 	s->capturing = false;
 	if (fake_cuda.bad_capture) {
 		drop_all(&s->captured);
-		return say(cudaErrorStreamCaptureInvalidated);
+		return fake_cuda_say(cudaErrorStreamCaptureInvalidated);
 	}
-	g = need(sizeof(*g));
+	g = fake_cuda_need(sizeof(*g));
 	g->refs = 1;
 	g->ops = s->captured;
 	s->captured = (struct ops){NULL, NULL};
@@ -525,9 +315,9 @@ static void end_exec(void *p)
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
 {
-	if (broken || fake_cuda.no_instance)
-		return say(broken ? broken : cudaErrorMemoryAllocation);
-	*out = make_object(sizeof(**out), end_exec);
+	if (fake_cuda_broken || fake_cuda.no_instance)
+		return fake_cuda_say(fake_cuda_broken ? fake_cuda_broken : cudaErrorMemoryAllocation);
+	*out = fake_cuda_object(sizeof(**out), end_exec);
 	(*out)->g = graph;
 	graph->refs++;
 	fake_cuda.graphs++;
@@ -538,7 +328,7 @@ static void run_graph(void *arg)
 {
 	struct CUgraph_st *g = arg;
 
-	for (struct op *op = g->ops.first; op && !broken; op = op->next)
+	for (struct op *op = g->ops.first; op && !fake_cuda_broken; op = op->next)
 		op->run(op->arg);
 }
 
@@ -549,8 +339,8 @@ static void drop_graph(void *arg)
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
 {
-	if (broken)
-		return say(broken);
+	if (fake_cuda_broken)
+		return fake_cuda_say(fake_cuda_broken);
 	fake_cuda.graph_launches++;
 	exec->g->refs++;
 	return (cudaError_t)fake_cuda_queue(s, run_graph, drop_graph, exec->g);
@@ -565,7 +355,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
-	drop_object(exec);
+	fake_cuda_drop_object(exec);
 	fake_cuda.graphs--;
 	return cudaSuccess;
 }
@@ -575,9 +365,9 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 cudaError_t cudaGetDeviceCount(int *n)
 {
 	if (fake_cuda.driver < 13000)
-		return say(cudaErrorInsufficientDriver);
+		return fake_cuda_say(cudaErrorInsufficientDriver);
 	*n = fake_cuda.cards;
-	return say(fake_cuda.cards ? cudaSuccess : cudaErrorNoDevice);
+	return fake_cuda_say(fake_cuda.cards ? cudaSuccess : cudaErrorNoDevice);
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
@@ -595,7 +385,7 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int card)
 {
 	if (card < 0 || card >= fake_cuda.cards)
-		return say(cudaErrorInvalidDevice);
+		return fake_cuda_say(cudaErrorInvalidDevice);
 	memset(p, 0, sizeof(*p));
 	snprintf(p->name, sizeof(p->name), "Fake card %c", 'A' + card);
 	p->totalGlobalMem = fake_cuda.memory;
@@ -614,27 +404,23 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int car
 cudaError_t cudaSetDevice(int card)
 {
 	if (card < 0 || card >= fake_cuda.cards)
-		return say(cudaErrorInvalidDevice);
+		return fake_cuda_say(cudaErrorInvalidDevice);
 	simt_set_hook(on_launch, NULL);
-	return say(broken);
+	return fake_cuda_say(fake_cuda_broken);
 }
 
 cudaError_t cudaDeviceReset(void)
 {
 	fake_cuda.resets++;
 	/* what is queued may name blocks, and does not run any more */
-	broken = broken ? broken : cudaErrorIllegalAddress;
-	while (blocks) {
-		if (!blocks->freed)
-			count_freed(blocks);
-		remove_block(&blocks);
-	}
+	fake_cuda_broken = fake_cuda_broken ? fake_cuda_broken : cudaErrorIllegalAddress;
+	fake_cuda_free_all();
 	while (objects)
-		drop_object(objects->p);
+		fake_cuda_drop_object(objects->p);
 	fake_cuda.pools = fake_cuda.streams = fake_cuda.events = fake_cuda.graphs = fake_cuda.cublas = 0;
 	if (!fake_cuda.stays_broken)
-		broken = cudaSuccess;
-	return say(cudaSuccess);
+		fake_cuda_broken = cudaSuccess;
+	return fake_cuda_say(cudaSuccess);
 }
 
 const char *cudaGetErrorName(cudaError_t rc)
@@ -670,7 +456,7 @@ cudaError_t cudaGetLastError(void)
 void fake_cuda_init(void)
 {
 	cudaDeviceReset();
-	broken = last = cudaSuccess;
+	fake_cuda_broken = last = cudaSuccess;
 	memset(&fake_cuda, 0, sizeof(fake_cuda));
 	fake_cuda.cards = 1;
 	fake_cuda.arch = 90;
