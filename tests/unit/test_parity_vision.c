@@ -19,6 +19,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#ifndef TEST_DEVICE /* "cuda" where the CUDA device is linked with the imitation of its runtime */
+#define TEST_DEVICE "cpu"
+#endif
+
 static struct fs_errbuf e;
 static struct fs_gguf *golden;
 
@@ -247,7 +251,7 @@ static void check_file(
         const char *file, const char *what, enum fs_precision precision, double max, double nmse)
 {
 	struct fs_encoder_opts o = {
-	        .mmproj = data_path(file), .device = "cpu", .threads = 2, .precision = precision};
+	        .mmproj = data_path(file), .device = TEST_DEVICE, .threads = 2, .precision = precision};
 	struct rows_check c = {.what = what, .max = max, .nmse = nmse};
 
 	if (fs_encoder_open(&o, &c.v, &e) != FS_OK)

@@ -12,6 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef TEST_DEVICE /* "cuda" where the CUDA device is linked with the imitation of its runtime */
+#define TEST_DEVICE "cpu"
+#endif
+
 static inline const char *tg_path(const char *dir, const char *name, const char *suffix)
 {
 	static char path[2][1024];
@@ -68,7 +72,7 @@ static inline struct fs_engine *tg_engine(
         const char *dir, const char *name, bool exact, int32_t chunk, int32_t context)
 {
 	const struct fs_engine_opts o = {.model = tg_path(dir, name, ".gguf"),
-	        .device = "cpu",
+	        .device = TEST_DEVICE,
 	        .threads = 2,
 	        .exact = exact,
 	        .prefill_chunk = chunk,
