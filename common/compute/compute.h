@@ -22,7 +22,7 @@ enum fs_precision {
 	FS_PRECISION_F32,  /* every product in f32; for parity tests */
 };
 struct fs_dev_opts {
-	const char *device; /* "auto", "cpu", "cuda", "cuda:N"; NULL = "auto" */
+	const char *device; /* "auto", "cpu", "cuda", "cuda:N" (N in PCI bus order); NULL = "auto" */
 	int threads;        /* CPU worker threads; 0 = the cores this process may use */
 	enum fs_precision precision;
 };

@@ -397,7 +397,9 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int card)
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int card)
 {
-	*value = !fake_cuda.no_pools;
+	*value = attr == cudaDevAttrMemoryPoolsSupported ? !fake_cuda.no_pools
+	         : attr == cudaDevAttrPciBusId           ? 64 - card
+	                                                 : 0;
 	return cudaSuccess;
 }
 

@@ -57,7 +57,12 @@ enum cudaMemPoolAttr {
 	cudaMemPoolAttrReservedMemCurrent = 5,
 	cudaMemPoolAttrUsedMemCurrent = 7,
 };
-enum cudaDeviceAttr { cudaDevAttrMemoryPoolsSupported = 115 };
+enum cudaDeviceAttr {
+	cudaDevAttrPciBusId = 33,
+	cudaDevAttrPciDeviceId = 34,
+	cudaDevAttrPciDomainId = 50,
+	cudaDevAttrMemoryPoolsSupported = 115,
+};
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
 #define cudaStreamNonBlocking 1u
 #define cudaEventDisableTiming 2u
@@ -104,9 +109,10 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 /* ---- the PC ---- */
 
 struct fake_cuda {
-	int cards, arch; /* arch: 90 for compute capability 9.0 */
-	int driver;      /* CUDA version that it supports, 13000; 0 = none */
-	size_t memory;   /* of a card */
+	int cards;     /* card 0 is the fastest, and the last in order of their places */
+	int arch;      /* arch: 90 for compute capability 9.0 */
+	int driver;    /* CUDA version that it supports, 13000; 0 = none */
+	size_t memory; /* of a card */
 	bool no_pools, no_cublas;
 	/* what goes wrong */
 	bool hang;                                 /* no event happens any more */

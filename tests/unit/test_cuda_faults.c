@@ -81,7 +81,7 @@ static void test_no_card(void **state)
 	fake_cuda.arch = 90;
 	refused("cuda:3", FS_EUNAVAILABLE, "cuda:3: there is 1 card: 0 Fake card A");
 	fake_cuda.cards = 2;
-	refused("cuda:2", FS_EUNAVAILABLE, "cuda:2: there are 2 cards: 0 Fake card A, 1 Fake card B");
+	refused("cuda:2", FS_EUNAVAILABLE, "cuda:2: there are 2 cards: 0 Fake card B, 1 Fake card A");
 	fake_cuda.no_cublas = true;
 	refused("cuda", FS_EUNAVAILABLE, "libcublasLt is not on this PC");
 	fake_cuda.no_cublas = false;
@@ -94,19 +94,22 @@ static void test_no_card(void **state)
 	refused("cuda:0", FS_EINTERNAL, "cudaErrorLaunchOutOfResources");
 }
 
+/* By number in the order of places, else the fastest. */
 static void test_which_card(void **state)
 {
+	static const char *const names[][3] = {{"cuda:1", "cuda:1", "Fake card B"},
+	        {"cuda:0", "cuda:0", "Fake card C"}, {"cuda:2", "cuda:2", "Fake card A"},
+	        {"auto", "cuda:2", "Fake card A"}};
 	struct fs_dev *d = NULL;
 	struct fs_errbuf e = {.text = ""};
 
-	fake_cuda.cards = 2;
-	assert_int_equal(try_open("cuda:1", &d, &e), FS_OK);
-	assert_string_equal(fs_dev_name(d), "cuda:1");
-	assert_non_null(strstr(fs_dev_describe(d), "Fake card B"));
-	fs_dev_close(d);
-	assert_int_equal(try_open("auto", &d, &e), FS_OK);
-	assert_string_equal(fs_dev_name(d), "cuda:0");
-	fs_dev_close(d);
+	fake_cuda.cards = 3;
+	for (size_t i = 0; i < FS_ARRAY_LEN(names); i++) {
+		assert_int_equal(try_open(names[i][0], &d, &e), FS_OK);
+		assert_string_equal(fs_dev_name(d), names[i][1]);
+		assert_non_null(strstr(fs_dev_describe(d), names[i][2]));
+		fs_dev_close(d);
+	}
 }
 
 /* ---- memory ---- */

@@ -164,6 +164,43 @@ static int no_cards(int rc, struct fs_errbuf *e)
 	        cudaGetErrorString((cudaError_t)rc), cudaGetErrorName((cudaError_t)rc));
 }
 
+/* Where the card is plugged in. */
+static int64_t place_of(int card)
+{
+	static const enum cudaDeviceAttr parts[] = {
+	        cudaDevAttrPciDomainId, cudaDevAttrPciBusId, cudaDevAttrPciDeviceId};
+	int64_t place = 0;
+	int v;
+
+	for (size_t i = 0; i < FS_ARRAY_LEN(parts); i++) {
+		v = 0;
+		(void)cudaDeviceGetAttribute(&v, parts[i], card);
+		place = place << 16 | v;
+	}
+	return place;
+}
+
+/* N of "cuda:N": cards are counted by their places, as nvidia-smi does; the runtime has the fastest first. */
+static int number_of(int card, int n)
+{
+	int before = 0;
+
+	for (int i = 0; i < n; i++)
+		before += i != card &&
+		          (place_of(i) < place_of(card) || (place_of(i) == place_of(card) && i < card));
+	return before;
+}
+
+static int card_of(int number, int n)
+{
+	int card = 0;
+
+	for (int i = 0; i < n; i++)
+		if (number_of(i, n) == number)
+			card = i;
+	return card;
+}
+
 /* "0 NVIDIA RTX A, 1 NVIDIA RTX B" */
 static void list_cards(int n, char *out, size_t cap)
 {
@@ -172,7 +209,7 @@ static void list_cards(int n, char *out, size_t cap)
 
 	out[0] = '\0';
 	for (int i = 0; i < n && at < cap; i++)
-		if (cudaGetDeviceProperties(&p, i) == cudaSuccess)
+		if (cudaGetDeviceProperties(&p, card_of(i, n)) == cudaSuccess)
 			at += (size_t)snprintf(out + at, cap - at, "%s%d %s", at ? ", " : "", i, p.name);
 }
 
@@ -183,28 +220,30 @@ static bool new_enough(int card)
 	return cudaGetDeviceProperties(&p, card) == cudaSuccess && 10 * p.major + p.minor >= FS_CUDA_MIN_ARCH;
 }
 
-/* "cuda:N" is that card; else the first that this build has kernels for, or the first. */
-static int choose_card(const char *name, int *card, struct fs_errbuf *e)
+/* "cuda:N" is that card; else the fastest that this build has kernels for, or the fastest. */
+static int choose_card(const char *name, int *card, int *number, struct fs_errbuf *e)
 {
-	char list[256], *end = NULL;
-	long wanted = 0;
+	char list[256];
+	long wanted;
 	int n = 0, rc = cudaGetDeviceCount(&n);
 
 	if (rc || n < 1)
 		return no_cards(rc, e);
+	*card = 0;
 	if (!strncmp(name, "cuda:", 5)) {
-		wanted = strtol(name + 5, &end, 10);
+		wanted = strtol(name + 5, NULL, 10);
 		if (wanted < 0 || wanted >= n) {
 			list_cards(n, list, sizeof(list));
 			return fs_fail(e, FS_EUNAVAILABLE, "cuda:%ld: there %s %d card%s: %s", wanted,
 			        n == 1 ? "is" : "are", n, n == 1 ? "" : "s", list);
 		}
+		*card = card_of((int)wanted, n);
 	} else {
 		for (int i = n - 1; i >= 0; i--)
 			if (new_enough(i))
-				wanted = i;
+				*card = i;
 	}
-	*card = (int)wanted;
+	*number = number_of(*card, n);
 	return FS_OK;
 }
 
@@ -368,7 +407,7 @@ static int open_rest(struct fs_cuda *c, struct fs_errbuf *e)
 int fs_cuda_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errbuf *e)
 {
 	struct fs_cuda *c;
-	int card, err = choose_card(o->device ? o->device : "auto", &card, e);
+	int card, number, err = choose_card(o->device ? o->device : "auto", &card, &number, e);
 
 	if (err)
 		return err;
@@ -382,7 +421,7 @@ int fs_cuda_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_err
 	c->card = card;
 	c->wait_limit = WAIT_LIMIT;
 	c->slice = SLICE;
-	snprintf(c->dev.name, sizeof(c->dev.name), "cuda:%d", card);
+	snprintf(c->dev.name, sizeof(c->dev.name), "cuda:%d", number);
 	err = describe(c, e);
 	if (!err)
 		err = open_rest(c, e);

@@ -67,7 +67,7 @@ struct fs_load; /* weights.c */
 
 struct fs_cuda {
 	struct fs_dev dev;
-	int card, arch, sms; /* arch: 90 for compute capability 9.0 */
+	int card, arch, sms; /* card: the runtime's number; arch: 90 for compute capability 9.0 */
 	enum fs_dtype half;  /* FS_BF16 where tensor cores have it, else FS_F16 */
 	cudaStream_t stream;
 	cudaMemPool_t pool; /* NULL: the card has none */
