@@ -33,7 +33,7 @@ struct bench {
 	json_t *rows;
 	bool json, quick, gpu;
 	bool cpu_time;    /* one thread: its own time, which other processes disturb little */
-	const char *only; /* rows whose name holds it; NULL = all */
+	const char *only; /* rows whose name holds one of these words, "large,few"; NULL = all */
 	double budget;    /* seconds a row */
 };
 
@@ -79,6 +79,22 @@ static int64_t clock_of(const struct bench *b)
 		return fs_now();
 	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
 	return t.tv_sec * FS_SEC + t.tv_nsec;
+}
+
+static bool wanted(const struct bench *b, const char *what)
+{
+	const char *word = b->only;
+
+	while (word) {
+		const char *comma = strchr(word, ',');
+		int n = (int)(comma ? comma - word : (long)strlen(word));
+
+		for (const char *at = what; *at; at++)
+			if (!strncmp(at, word, (size_t)n))
+				return true;
+		word = comma ? comma + 1 : NULL;
+	}
+	return !b->only;
 }
 
 /* ---- device memory ---- */
@@ -215,7 +231,7 @@ static void product(struct bench *b, const char *what, enum fs_dtype type, int64
 	char shape[64];
 	double s;
 
-	if (b->only && !strstr(what, b->only))
+	if (!wanted(b, what))
 		return;
 	p.x = dev_randoms(b, n * in);
 	p.y = dev_need(b, (size_t)(n * out) * 4);
@@ -258,7 +274,7 @@ static void copy(struct bench *b)
 	char shape[64];
 	double s;
 
-	if (b->only && !strstr("copy", b->only))
+	if (!wanted(b, "copy"))
 		return;
 	c.from = dev_take(b, memset(need(c.bytes), 1, c.bytes), c.bytes);
 	c.to = dev_need(b, c.bytes);
@@ -380,7 +396,7 @@ static void run_all(struct bench *b)
 	for (size_t s = 0; s < n_shapes; s++)
 		for (size_t i = 0; i < FS_ARRAY_LEN(types); i++)
 			product(b, "mat-vec", types[i], shapes[s][0], shapes[s][1], 1, false);
-	if (b->only && !strstr("attention", b->only))
+	if (!wanted(b, "attention"))
 		return;
 	attention(b, 1024, 1024, 16, 16, 80, false);
 	attention(b, 4096, 4096, 4, 4, 80, false);
@@ -411,7 +427,8 @@ int main(int argc, char **argv)
 		else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
 			o.threads = atoi(argv[++i]);
 		else
-			die("usage: farsight-bench-compute [--device NAME] [--json] [--quick] [--only WORD] "
+			die("usage: farsight-bench-compute [--device NAME] [--json] [--quick] [--only "
+			    "WORD,...] "
 			    "[--f32] [--cpu-time] [--threads N]",
 			        NULL);
 	}

@@ -9,24 +9,14 @@ import lab
 SHAPES = ["tiny-q4_k_m", "tiny-q8_0"]
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    command = [lab.TOP / "scripts/bench", "compute", "--build", str(lab.BUILD), "--quick", "--device", "cpu", "--threads", "1", "--random", "tiny",
-               "--models", str(folder)]
-    r = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=600)
-    assert r.returncode == 0, r.stderr
-    return json.loads(r.stdout)
-
-
-def test_yardsticks_are_of_this_run(measured):
+def check_yardsticks(measured):
     rows = {r["what"]: r for r in measured["operations"]["rows"]}
     s = measured["shares"]
     assert s["copy_gbs"] == rows["copy"]["gbs"] > 0 and s["plain_gflops"] == rows["plain"]["gflops"] > 0
-    assert rows["plain"]["type"] == "BF16"
+    assert set(rows) == {"copy", "plain", "few"} and rows["plain"]["type"] == "BF16"
 
 
-def test_every_model_has_its_shares(measured):
+def check_shares(measured):
     s = measured["shares"]
     assert [t["model"] for t in measured["text"]] == SHAPES and list(s["decode"]) == list(s["prefill"]) == SHAPES
     for t in measured["text"]:
@@ -39,10 +29,21 @@ def test_every_model_has_its_shares(measured):
     assert s["encode"] == {"112x112": pytest.approx(picture["gflops"] / s["plain_gflops"])}
 
 
-def test_a_decode_step_reads_its_weights_once(measured):
-    """The bytes behind the figure: all weights but the embedding table, and half-way's KV cache."""
+def check_bytes(measured):
+    """A decode step reads all weights but the embedding table once, and half-way's KV cache."""
     q4, q8 = measured["text"]
     for t, embedding in ((q4, 2048 * 512 * 144 // 256), (q8, 2048 * 512 * 34 // 32)):
         a_token = t["decode_gbs"] * 1e9 / t["decode_tokens_per_s"]["median"]
         kv = 2 * 4 * 2 * 64 * 2 * (256 + 32 / 2)
         assert a_token == pytest.approx(t["weight_bytes"] - embedding + kv, rel=0.01)
+
+
+def test_compute(tmp_path):
+    command = [lab.TOP / "scripts/bench", "compute", "--build", str(lab.BUILD), "--quick", "--device", "cpu", "--threads", "1", "--random", "tiny",
+               "--operations", "few", "--models", str(tmp_path)]
+    r = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=600)
+    assert r.returncode == 0, r.stderr
+    measured = json.loads(r.stdout)
+    check_yardsticks(measured)
+    check_shares(measured)
+    check_bytes(measured)
