@@ -208,21 +208,30 @@ static void set_defaults(struct fs_wd_config *c)
 	}
 }
 
-/* The older words say the same as "device". */
+static bool on_gpu(const char *device)
+{
+	return strncmp(device, "cuda", 4) == 0;
+}
+
+/* The older words, gpu and gpu_device, in terms of "device". Beside it they may say the same. */
 static int choose_device(struct fs_wd_config *c, struct fs_errbuf *e)
 {
-	bool older = c->gpu >= 0 || c->gpu_device >= 0;
-	if (c->device[0] && older)
-		return fs_fail(e, FS_EINVAL,
-		        "\"device\" says it all: leave out \"gpu\" and \"gpu_device\" beside it");
+	char older[16] = "auto";
 	if (c->gpu_device >= 0 && c->gpu < 0)
 		return fs_fail(e, FS_EINVAL,
 		        "\"gpu_device\" is set, but not \"gpu\": write \"device\": \"cuda:%d\"",
 		        c->gpu_device);
+	if (c->gpu >= 0)
+		snprintf(older, sizeof(older), "%s", c->gpu ? "cuda" : "cpu");
 	if (c->gpu == 1 && c->gpu_device >= 0)
-		snprintf(c->device, sizeof(c->device), "cuda:%d", c->gpu_device);
-	else if (!c->device[0])
-		snprintf(c->device, sizeof(c->device), "%s", c->gpu < 0 ? "auto" : c->gpu ? "cuda" : "cpu");
+		snprintf(older, sizeof(older), "cuda:%d", c->gpu_device);
+	bool same = !strcmp(older, c->device) || (!strcmp(older, "cuda") && on_gpu(c->device));
+	if (!c->device[0] || !strcmp(c->device, "auto"))
+		memcpy(c->device, older, sizeof(older));
+	else if (c->gpu >= 0 && !same)
+		return fs_fail(e, FS_EINVAL,
+		        "\"device\" is \"%s\", \"gpu\" and \"gpu_device\" say \"%s\": leave them out",
+		        c->device, older);
 	return FS_OK;
 }
 

@@ -191,7 +191,7 @@ def test_gpu_that_is_not_to_be_used_is_not_seen(watchdog):
 
     assert cards() == [b"CUDA_VISIBLE_DEVICES=-1"]
     for config, value in (({"gpu": True}, b"5"), ({"gpu": True, "gpu_device": 3}, b"3"), ({"device": "cpu"}, b"-1"), ({"device": "cuda:4"}, b"4"),
-                          ({"device": "cuda"}, b"5"), ({"device": "auto"}, b"-1")):  # "auto" is a word of farsight-encoder's
+                          ({"device": "cuda"}, b"5"), ({"device": "auto"}, b"-1"), ({"device": "cuda:2", "gpu": True}, b"2")):  # "auto" is a word of farsight-encoder's
         reload(h, **config)
         c.await_ready()
         assert cards() == [b"CUDA_VISIBLE_DEVICES=" + value]
