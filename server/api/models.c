@@ -26,6 +26,6 @@ void fs_api_health(void *arg, struct fs_http_request *r)
 	struct fs_engine_health h;
 	fs_engine_health(o->engine, &h);
 	json_t *body = json_pack("{s:s, s:s, s:b, s:o}", "status", words[h.state], "model", api->model_name,
-	        "images", o->vision != NULL, "vision", api_vision(o->vision, false));
+	        "images", fs_vision_has_hosts(o->vision), "vision", api_vision(o->vision, false));
 	api_reply_status_json(r, h.state == FS_ENGINE_READY ? 200 : 503, body);
 }

@@ -39,6 +39,7 @@ def test_a_text_server_gets_eyes_and_loses_them(host, servers):
     assert server.status()["vision"] == {"configured": False, "available": False, "hosts": [], "leaving": 0}
     status, reply = server.chat(lab.user(QUESTION, PICTURES[0]))
     assert status == 400 and "no image encoder" in reply["error"]["message"]
+    assert server.request("/health")[1]["images"] is False
     assert server.request("/v1/models")[1]["data"][0]["architecture"]["input_modalities"] == ["text"]
     said = []
     talk = threading.Thread(target=lambda: said.append(server.chat(lab.user("Tell me a long story."), max_tokens=300, ignore_eos=True)))
