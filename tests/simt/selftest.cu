@@ -172,7 +172,7 @@ __global__ void wrong_kernel(enum self_wrong what, int *x)
 		x[i] = (int)fs_ld16(x + 1).x;
 		break;
 	case SELF_OUT_OF_SHARED:
-		x[i] = tile[i + (x[0] ? 1 : 0)];
+		x[i] = *((const int *)tile + i + (x[0] ? 1 : 0)); /* a step that UBSan does not follow */
 		break;
 	case SELF_OUT_OF_DYNAMIC:
 		x[i] = more[i + (x[0] ? 1 : 0)];

@@ -117,10 +117,9 @@ int fs_cuk_quantize(struct CUstream_st *s, const float *x, void *xq, int64_t n, 
  * halves of the warp, so that 16 sums take 16 exchanges instead of 80. */
 template <int count> FS_DEVICE float warp_sums(float v[count], int lane)
 {
-	int k = 16;
-
 #pragma unroll
-	for (int m = count / 2; m >= 1; m /= 2, k /= 2) {
+	for (int m = count / 2; m >= 1; m /= 2) {
+		const int k = 32 * m / count; /* 16, 8, ... */
 		const bool up = lane & k;
 
 #pragma unroll
@@ -150,7 +149,6 @@ template <int N> FS_DEVICE void finish(const struct product &a, float acc[ROWS *
 		__syncthreads();
 		if (warp % a.split)
 			return;
-#pragma unroll 1
 		for (int i = 1; i < a.split; i++)
 			sum += parts[warp + i][k];
 	}
@@ -173,7 +171,8 @@ struct way {
 	int at, step;
 };
 
-FS_DEVICE struct way way_of(const struct product &a)
+/* keep: the rows' addresses stay in registers. It costs other loops their unrolling (nvcc 13.0). */
+template <bool keep> FS_DEVICE struct way way_of(const struct product &a)
 {
 	const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 	struct way y;
@@ -184,7 +183,8 @@ FS_DEVICE struct way way_of(const struct product &a)
 #pragma unroll
 	for (int r = 0; r < ROWS; r++) { /* behind the last row: read it again, and drop what comes out */
 		y.w[r] = a.w + min(y.row + r, a.out - 1) * a.p.row;
-		fs_keep(y.w[r]);
+		if constexpr (keep)
+			fs_keep(y.w[r]);
 	}
 	return y;
 }
@@ -268,7 +268,7 @@ template <int type, int N>
 __global__ void __launch_bounds__(32 * WARPS, resident(type, N)) quantized_kernel(struct product a)
 {
 	constexpr int ahead = N == 1 ? 2 : 1; /* blocks of a row under way at once */
-	const struct way y = way_of(a);
+	const struct way y = way_of<true>(a);
 	float acc[ROWS * N] = {};
 
 	for (int b0 = y.at; b0 < a.p.blocks; b0 += ahead * y.step) {
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(32 * WARPS, N <= 2 ? 8 : 4) float_kernel(struc
 {
 	constexpr int ahead = N <= 2 && fs_is_plain(type) ? 2 : 1;
 	const int chunks = (int)(a.in / 8);
-	const struct way y = way_of(a);
+	const struct way y = way_of<fs_is_plain(type)>(a);
 	float acc[ROWS * N] = {};
 
 	for (int c0 = y.at; c0 < chunks; c0 += ahead * y.step) {
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(32 * WARPS, N <= 2 ? 8 : 4) float_kernel(struc
 template <int type> __global__ void __launch_bounds__(32 * WARPS) odd_kernel(struct product a)
 {
 	constexpr int N = FS_CUK_MATVEC_ROWS;
-	const struct way y = way_of(a);
+	const struct way y = way_of<false>(a);
 	float acc[ROWS * N] = {};
 
 	for (int64_t i = y.at; i < a.in; i += y.step) {
