@@ -70,14 +70,16 @@ static void *reader(void *arg)
 	while (!l->stop) {
 		unsigned k = l->taken, slot = k % FS_SLOTS;
 		size_t at = k * l->piece;
-		const uint8_t *src = l->src + at;
-		size_t n = FS_MIN(l->size - FS_MIN(at, l->size), l->piece);
+		const uint8_t *src;
+		size_t n;
 		int err;
 
 		if (k == l->offered) {
 			pthread_cond_wait(&l->work, &l->lock);
 			continue;
 		}
+		src = l->src + at;
+		n = FS_MIN(l->size - at, l->piece);
 		l->taken++;
 		pthread_mutex_unlock(&l->lock);
 		err = read_piece(l->slots.mem + slot * l->slots.size, src, n);
