@@ -38,10 +38,10 @@ static int alloc_index(struct fs_graph *g, struct fs_errbuf *e)
 	if (err != FS_OK)
 		return err;
 	g->pos = p;
-	err = fs_dev_alloc(g->dev, sizeof(*g->past), &p, e);
+	err = fs_dev_alloc(g->dev, (2 + axes) * sizeof(int32_t), &p, e);
 	if (err != FS_OK)
 		return err;
-	g->past = p;
+	g->step = p;
 	g->host_ids = calloc(rows, sizeof(int32_t));
 	g->host_pos = calloc(rows * axes, sizeof(int32_t));
 	if (g->host_ids == NULL || g->host_pos == NULL)
@@ -86,7 +86,7 @@ uint64_t fs_graph_bytes(const struct fs_model *m, int32_t max_rows, int32_t max_
 	list_buffers(&g, m, max_rows, max_logits, all);
 	for (size_t i = 0; i < N_BUFFERS; i++)
 		sum += fs_dev_rounded((uint64_t)all[i].rows * (uint64_t)all[i].width * sizeof(float));
-	return sum + fs_dev_rounded(sizeof(*g.past));
+	return sum + fs_dev_rounded((2 + (uint64_t)m->rope.n_axes) * sizeof(int32_t));
 }
 
 int fs_graph_init(struct fs_graph *g, const struct fs_model *m, struct fs_kv *kv, int32_t max_rows,
@@ -115,7 +115,7 @@ int fs_graph_init(struct fs_graph *g, const struct fs_model *m, struct fs_kv *kv
 void fs_graph_finish(struct fs_graph *g)
 {
 	void *const all[] = {g->x, g->h, g->q, g->att, g->k, g->v, g->gate, g->up, g->cs, g->logits, g->ids,
-	        g->pos, g->past};
+	        g->pos, g->step};
 
 	if (g->dev != NULL)
 		fs_dev_forget(g->dev);
@@ -132,6 +132,7 @@ struct place {
 	int32_t at;          /* cells before it, */
 	const int32_t *past; /* or [dev] the same number, at being 0: the step can then be recorded */
 	int32_t max;         /* cells that there may be, the batch included */
+	const int32_t *pos;  /* [dev] [n_axes][n] */
 };
 
 /* K and V of the batch into its cells of layer il. */
@@ -230,7 +231,7 @@ static bool queue_layers(
 	const struct fs_model *m = g->m;
 	bool recorded = p->past != NULL;
 
-	fs_op_rope_angles(g->dev, &m->rope, g->pos, g->cs, n);
+	fs_op_rope_angles(g->dev, &m->rope, p->pos, g->cs, n);
 	for (int il = 0; il < m->hp.n_layer; il++) {
 		int32_t from = il == m->hp.n_layer - 1 ? keep : 0;
 		attention_block(g, il, p, n, from);
@@ -257,6 +258,7 @@ static int end_pass(struct fs_graph *g, int32_t n, int32_t keep, bool whole, str
 	}
 	g->n = n;
 	g->keep = keep;
+	g->have_logits = false;
 	return fs_dev_sync(g->dev, e);
 }
 
@@ -291,7 +293,7 @@ static void embed_prompt(struct fs_graph *g, const struct fs_prompt *p, int32_t 
 int fs_graph_prompt(struct fs_graph *g, const struct fs_prompt *p, int32_t first, int32_t n, int32_t keep,
         struct fs_cancel *cancel, struct fs_errbuf *e)
 {
-	const struct place place = {.at = first, .max = g->kv->n_ctx};
+	const struct place place = {.at = first, .max = g->kv->n_ctx, .pos = g->pos};
 	int err;
 
 	FS_ASSERT(n >= 1 && n <= g->max_rows && first == g->kv->used && n <= p->n - first &&
@@ -307,43 +309,60 @@ int fs_graph_prompt(struct fs_graph *g, const struct fs_prompt *p, int32_t first
 	return err;
 }
 
+static void queue_logits(struct fs_graph *g, int32_t row, int32_t n)
+{
+	const struct fs_hparams *hp = &g->m->hp;
+
+	fs_op_rms_norm(
+	        g->dev, g->x + (int64_t)row * hp->n_embd, g->m->out_norm, g->h, n, hp->n_embd, hp->rms_eps);
+	fs_op_matmul(g->dev, fs_model_output(g->m), g->m->out_bias, g->h, g->logits, n, false);
+}
+
 /* A recording serves all places up to the next multiple of this. */
 #define STEP_CELLS 256
 
+/* In one upload, since a decode step may take no longer than a millisecond. */
+static void upload_step(struct fs_graph *g, int32_t id, int32_t pos)
+{
+	int32_t step[2 + 4] = {g->kv->used, id, pos, pos, pos, 0};
+	size_t axes = (size_t)g->m->rope.n_axes;
+
+	FS_ASSERT(axes <= 4);
+	fs_dev_upload(g->dev, g->step, step, (2 + axes) * sizeof(*step));
+}
+
 int fs_graph_token(struct fs_graph *g, int32_t id, int32_t pos, struct fs_cancel *cancel, struct fs_errbuf *e)
 {
-	const int32_t planes[3] = {pos, pos, pos}, used = g->kv->used;
-	const struct place place = {
-	        .past = g->past, .max = FS_MIN((used / STEP_CELLS + 1) * STEP_CELLS, g->kv->n_ctx)};
+	const struct place place = {.past = g->step,
+	        .max = FS_MIN((g->kv->used / STEP_CELLS + 1) * STEP_CELLS, g->kv->n_ctx),
+	        .pos = g->step + 2};
 	bool whole = true;
-	int err;
 
 	FS_ASSERT(id >= 0 && id < g->m->hp.n_vocab && g->kv->used < g->kv->n_ctx);
-	set_pos(g, 1, 0, planes);
-	g->host_ids[0] = id;
-	fs_dev_upload(g->dev, g->ids, g->host_ids, sizeof(int32_t));
-	fs_dev_upload(g->dev, g->past, &used, sizeof(used));
-	upload_pos(g, 1);
+	upload_step(g, id, pos);
 	if (!fs_dev_replay(g->dev, (uint64_t)place.max)) {
-		fs_op_embed(g->dev, &g->m->tok_embd, g->ids, g->x, 1);
+		fs_op_embed(g->dev, &g->m->tok_embd, g->step + 1, g->x, 1);
 		whole = queue_layers(g, &place, 1, 0, cancel);
+		if (whole)
+			queue_logits(g, 0, 1);
 		fs_dev_recorded(g->dev);
 		if (!whole)
 			fs_dev_forget(g->dev); /* half a step */
 	}
-	err = end_pass(g, 1, 0, whole, e);
-	if (err == FS_OK)
-		fs_kv_commit_token(g->kv, id);
-	return err;
+	if (!whole)
+		return end_pass(g, 1, 0, false, e);
+	g->n = 1;
+	g->keep = 0;
+	g->have_logits = true;
+	fs_kv_commit_token(g->kv, id);
+	return FS_OK;
 }
 
 int fs_graph_logits(struct fs_graph *g, int32_t row, int32_t n, float *out, struct fs_errbuf *e)
 {
-	const struct fs_hparams *hp = &g->m->hp;
-
 	FS_ASSERT(n >= 1 && n <= g->max_logits && row >= g->keep && n <= g->n - row);
-	fs_op_rms_norm(
-	        g->dev, g->x + (int64_t)row * hp->n_embd, g->m->out_norm, g->h, n, hp->n_embd, hp->rms_eps);
-	fs_op_matmul(g->dev, fs_model_output(g->m), g->m->out_bias, g->h, g->logits, n, false);
-	return fs_dev_download(g->dev, out, g->logits, (size_t)n * (size_t)hp->n_vocab * sizeof(float), e);
+	if (!g->have_logits)
+		queue_logits(g, row, n);
+	return fs_dev_download(
+	        g->dev, out, g->logits, (size_t)n * (size_t)g->m->hp.n_vocab * sizeof(float), e);
 }

@@ -20,12 +20,14 @@ struct fs_graph {
 	float *gate, *up;   /* [max_rows][n_ff] */
 	float *cs;          /* [max_rows][n_pairs][2] */
 	int32_t *ids, *pos; /* [max_rows], [n_axes][max_rows] (planes of the batch's n) */
-	int32_t *past;      /* [1] cells before the batch, for steps that are recorded */
-	float *logits;      /* [max_logits][n_vocab] */
+	int32_t *
+	        step; /* [2 + n_axes] of a single token: cells before it, its id, its position on each axis */
+	float *logits; /* [max_logits][n_vocab] */
 	int32_t max_logits;
 	int32_t *host_ids, *host_pos; /* staging, same shapes */
 	int32_t n;                    /* rows of the last pass; x[keep .. n) are its outputs */
 	int32_t keep;
+	bool have_logits; /* of the last pass, a token's: they were computed with it */
 };
 
 /* Bytes of the device's memory that fs_graph_init will take. */
@@ -43,7 +45,8 @@ void fs_graph_finish(struct fs_graph *g);
  */
 int fs_graph_prompt(struct fs_graph *g, const struct fs_prompt *p, int32_t first, int32_t n, int32_t keep,
         struct fs_cancel *cancel, struct fs_errbuf *e);
-/* One token at a position. kv->used < n_ctx. Same results. */
+/* One token at a position, and its logits. kv->used < n_ctx. Same results, but that nothing is waited for:
+ * what the device has to say comes with fs_graph_logits. */
 int fs_graph_token(
         struct fs_graph *g, int32_t id, int32_t pos, struct fs_cancel *cancel, struct fs_errbuf *e);
 /* Logits of rows row .. row + n of the last pass (keep <= row), n <= max_logits, to out[n][n_vocab] on the
