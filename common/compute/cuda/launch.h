@@ -20,8 +20,9 @@ extern "C" {
 struct CUstream_st; /* cudaStream_t is a pointer to it */
 
 /* ---- weights: pack.cu ----
- * Weights lie in memory in a form of their own, made for wide aligned reads and described in pack.cu; types
- * that need none keep the file's rows. A packed row begins at a multiple of 16 bytes. */
+ * Weights lie in memory in a form of their own, made for wide aligned reads and described in blocks.cuh. F32,
+ * F16 and BF16 keep the file's numbers; their rows are padded with zeros to a multiple of 16 bytes, as every
+ * packed row is. */
 
 /* Bytes of W[out][in] in that form. [host] */
 size_t fs_cuk_packed_bytes(enum fs_dtype type, int64_t in, int64_t out);
