@@ -188,7 +188,7 @@ FS_DEVICE float4 fs_attn_load4(const void *base, enum fs_dtype type, int64_t at,
  * One step of the running softmax on a fragment of scores, for the two rows (g and g + 8) of this lane. s:
  * [N] fragments of 16 x 8; keys k0 + 8i + 2t and the next. Scores become weights; returns in shrink what the
  * output so far is multiplied by. The quad of four lanes that shares a row agrees on the maximum; l stays
- * each lane's own part of the sum. ragged: some row of the warp does not see all of these keys.
+ * each lane's own part of the sum. ragged: one of the lane's rows does not see all of these keys.
  */
 template <int N>
 FS_DEVICE void fs_attn_soften(

@@ -159,7 +159,7 @@ FS_DEVICE void fs_exact_end(const struct fs_attn_run &r, const struct fs_attn_pl
 	}
 }
 
-__global__ void __launch_bounds__(THREADS) fs_attn_exact_kernel(const struct fs_attn_run r)
+__global__ void __launch_bounds__(THREADS, 4) fs_attn_exact_kernel(const struct fs_attn_run r)
 {
 	FS_SHARED_DYNAMIC(float, q);
 	int hd = r.a.head_dim, ld = hd + 4;

@@ -18,7 +18,7 @@
 #include "common/compute/cuda/attention.cuh"
 
 template <int HDP, int WARPS, int KEYS> struct fs_tile_shape {
-	enum { LD = HDP + 8, THREADS = WARPS * FS_WARP, ROWS = WARPS * 16 };
+	enum { LD = HDP + 8, SHARE = WARPS * FS_WARP / KEYS }; /* SHARE: threads that copy a row */
 };
 
 /* One warp's 16 rows, in the lanes' fragments: this lane has rows g and g + 8. */
@@ -28,23 +28,27 @@ template <int HDP, int KEYS> struct fs_tile_rows {
 	float o[HDP / 8][4];
 	float m[2], l[2];
 	int seen[2];
-	int lowest, highest; /* of what the warp's rows see */
 };
 
-/* [KEYS][HDP] from global memory, zeros past the last key and past head_dim. */
+/* [KEYS][HDP] from global memory, zeros past the last key and past head_dim. A few threads share a row, so
+ * that one address and steps known in advance are all that it takes. */
 template <int HDP, int WARPS, int KEYS>
-FS_DEVICE void fs_tile_load(const struct fs_attn_run &r, const uint16_t *src, int key, int n, uint16_t *dst)
+FS_DEVICE void fs_tile_load(
+        const struct fs_attn_run &r, const struct fs_attn_place &p, const void *from, int key, uint16_t *dst)
 {
 	typedef fs_tile_shape<HDP, WARPS, KEYS> shape;
+	int row = (int)threadIdx.x / shape::SHARE, c = (int)threadIdx.x % shape::SHARE * 8;
+	bool there = key + row < p.last;
+	const uint16_t *src = (const uint16_t *)from + (there ? (key + row) * r.a.kv_stride : 0) +
+	                      p.kv_head * r.head_step + c;
 
+	dst += row * shape::LD + c;
 #pragma unroll
-	for (int i = 0; i < KEYS * HDP / 8; i += shape::THREADS) {
-		int at = i + (int)threadIdx.x, row = at / (HDP / 8), c = at % (HDP / 8) * 8;
-		bool in = key + row < n && c < r.a.head_dim;
+	for (int i = 0; i < HDP; i += 8 * shape::SHARE) {
+		bool in = there && c + i < r.a.head_dim;
 
-		if (KEYS * HDP / 8 % shape::THREADS != 0 && row >= KEYS)
-			break;
-		fs_cp16(dst + row * shape::LD + c, in ? src + (key + row) * r.a.kv_stride + c : src, in);
+		if (c + i < HDP)
+			fs_cp16(dst + i, in ? src + i : from, in);
 	}
 	fs_cp_commit();
 }
@@ -73,10 +77,6 @@ FS_DEVICE void fs_tile_begin(
 			w.o[i][2 * h] = w.o[i][2 * h + 1] = 0.0f;
 		}
 	}
-	w.lowest = fs_attn_seen(r, p.row0 + 16 * warp + 15) ? fs_attn_seen(r, p.row0 + 16 * warp) : 0;
-	w.highest = fs_attn_seen(r, min(p.row0 + 16 * warp + 15, r.rows - 1));
-	if (p.row0 + 16 * warp >= r.rows)
-		w.highest = 0;
 }
 
 /* s = q·kᵀ */
@@ -127,7 +127,7 @@ template <int HDP, int KEYS> FS_DEVICE void fs_tile_soften(fs_tile_rows<HDP, KEY
 {
 	float shrink[2];
 
-	fs_attn_soften(w.s, k0, k0 + KEYS > w.lowest, w.seen, w.m, w.l, shrink);
+	fs_attn_soften(w.s, k0, k0 + KEYS > min(w.seen[0], w.seen[1]), w.seen, w.m, w.l, shrink);
 #pragma unroll
 	for (int i = 0; i < HDP / 8; i++)
 #pragma unroll
@@ -171,26 +171,24 @@ __global__ void __launch_bounds__(WARPS *FS_WARP, BLOCKS) fs_attn_tile_kernel(co
 	FS_SHARED(uint16_t, v, [KEYS * shape::LD]);
 	struct fs_attn_place p = fs_attn_place_of(r);
 	int warp = (int)threadIdx.x / FS_WARP;
-	const uint16_t *ks = (const uint16_t *)r.a.k + (int64_t)p.kv_head * r.head_step;
-	const uint16_t *vs = (const uint16_t *)r.a.v + (int64_t)p.kv_head * r.head_step;
 	fs_tile_rows<HDP, KEYS> w;
 
 	if (fs_attn_idle(r, p))
 		return;
 	fs_tile_begin(r, p, warp, w);
 	if (p.first < p.last)
-		fs_tile_load<HDP, WARPS, KEYS>(r, ks, p.first, p.last, k);
+		fs_tile_load<HDP, WARPS, KEYS>(r, p, r.a.k, p.first, k);
 	for (int k0 = p.first; k0 < p.last; k0 += KEYS) {
-		bool sees = k0 < w.highest;
+		bool sees = __any_sync(FS_FULL, k0 < max(w.seen[0], w.seen[1])); /* some row of the warp */
 
 		fs_cp_wait<0>();
 		__syncthreads(); /* k is there, v has been used */
-		fs_tile_load<HDP, WARPS, KEYS>(r, vs, k0, p.last, v);
+		fs_tile_load<HDP, WARPS, KEYS>(r, p, r.a.v, k0, v);
 		if (sees)
 			fs_tile_scores(w, k);
 		__syncthreads(); /* k has been used */
 		if (k0 + KEYS < p.last)
-			fs_tile_load<HDP, WARPS, KEYS>(r, ks, k0 + KEYS, p.last, k);
+			fs_tile_load<HDP, WARPS, KEYS>(r, p, r.a.k, k0 + KEYS, k);
 		else
 			fs_cp_commit();
 		if (sees)

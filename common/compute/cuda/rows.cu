@@ -246,7 +246,8 @@ FS_DEVICE void fs_norm_write(
 }
 
 /* Each thread writes what it alone has read, so y may be x. */
-template <bool RMS, bool ONE_WARP> __global__ void fs_norm_kernel(const struct fs_norm j)
+template <bool RMS, bool ONE_WARP>
+__global__ void __launch_bounds__(ONE_WARP ? 4 * FS_WARP : 1024) fs_norm_kernel(const struct fs_norm j)
 {
 	FS_SHARED(float, partial, [FS_WARP]);
 	int step = ONE_WARP ? FS_WARP : (int)blockDim.x, first = (int)threadIdx.x % step;
