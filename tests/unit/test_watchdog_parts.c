@@ -234,8 +234,8 @@ static void what_makes_another_encoder(void **state)
 		const char *more;
 		bool other;
 	} cases[] = {{"", false}, {", \"threads\": 2", true}, {", \"gpu\": true", true},
-	        {", \"gpu_device\": 1", true}, {", \"model\": \"/t\"", true}, {", \"max_tokens\": 9", true},
-	        {", \"min_tokens\": 9", true}, {", \"extended\": true", true},
+	        {", \"device\": \"cuda:1\"", true}, {", \"model\": \"/t\"", true},
+	        {", \"max_tokens\": 9", true}, {", \"min_tokens\": 9", true}, {", \"extended\": true", true},
 	        {", \"encoder_args\": [\"a b\"]", true}, {", \"encode_timeout_s\": 9", false},
 	        {", \"max_queue\": 9", false}, {", \"log_level\": \"debug\"", false},
 	        {", \"keep_warm\": true", false}};
