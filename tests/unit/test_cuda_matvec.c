@@ -2,7 +2,7 @@
  * Products of one to eight rows on the emulated card: every type at odd sizes against sums in double over the
  * reference's numbers, with and without bias and accumulation, rows of W whole and shared between warps.
  * Bounds: with x in f32 the rounding of the sum of magnitudes; with x in int8 half a step of each block of 32
- * on top of it.
+ * on top of it, and without that where int8 holds x exactly.
  */
 #include "cuda_util.h"
 
@@ -85,7 +85,8 @@ static void check(const struct product *p, bool q8, bool bias, bool add, const c
 	}
 }
 
-static void multiply(struct product *p, bool q8, int form)
+/* whole: int8 holds x without loss */
+static void multiply(struct product *p, bool q8, bool whole, int form)
 {
 	struct fs_cuk_matvec m = {.type = p->w.type,
 	        .w = p->w.packed,
@@ -106,7 +107,7 @@ static void multiply(struct product *p, bool q8, int form)
 	else
 		memset(p->y, 0xff, (size_t)(p->s.n * p->s.out) * 4);
 	assert_int_equal(fs_cuk_matvec(NULL, &m), 0);
-	check(p, q8, m.bias, m.add, what);
+	check(p, q8 && !whole, m.bias, m.add, what);
 }
 
 static void each(const struct shape *shapes, size_t count)
@@ -119,9 +120,9 @@ static void each(const struct shape *shapes, size_t count)
 				continue;
 			p = make(all_types[t], shapes[i]);
 			for (int form = 0; form < 4; form++) {
-				multiply(&p, false, form);
+				multiply(&p, false, false, form);
 				if (fs_cuk_matvec_wants_q8(all_types[t], shapes[i].in))
-					multiply(&p, true, form);
+					multiply(&p, true, false, form);
 			}
 			drop(&p);
 		}
@@ -144,6 +145,32 @@ static void test_odd_rows(void **state)
 
 	simt_set_sms(4);
 	each(shapes, FS_ARRAY_LEN(shapes));
+}
+
+/* x that int8 holds exactly (whole numbers up to 127 of a power of two, block by block): nothing is lost. */
+static void test_whole_numbers(void **state)
+{
+	static const struct shape shapes[] = {
+	        {256, 5, 1}, {512, 3, 2}, {256, 3, 4}, {1024, 2, 7}, {96, 3, 1}};
+
+	simt_set_sms(4);
+	for (size_t t = 0; t < FS_ARRAY_LEN(all_types); t++) {
+		for (size_t i = 0; i < FS_ARRAY_LEN(shapes); i++) {
+			const struct shape *s = &shapes[i];
+			struct product p;
+
+			if (!fs_is_quantized(all_types[t]) ||
+			        s->in % fs_dtype_info((int)all_types[t])->block_elems)
+				continue;
+			p = make(all_types[t], *s);
+			for (int64_t k = 0; k < s->n * s->in; k++)
+				p.x[k] = ldexpf(k % 32 ? (float)(rng() % 255) - 127.0f : 127.0f,
+				        (int)(k / 32 % 5) - 8);
+			assert_int_equal(fs_cuk_quantize(NULL, p.x, p.xq, s->n, s->in), 0);
+			multiply(&p, true, true, 3);
+			drop(&p);
+		}
+	}
 }
 
 /* Long rows, few of them: four warps a row; many short ones: one. */
@@ -195,9 +222,9 @@ static void test_any_address(void **state)
 		memcpy(shifted + 1, x, (size_t)2 * 256 * 4);
 		p.x = shifted + 1;
 		assert_int_equal(fs_cuk_quantize(NULL, p.x, p.xq, 2, 256), 0);
-		multiply(&p, false, 1);
+		multiply(&p, false, false, 1);
 		if (fs_cuk_matvec_wants_q8(types[t], 256))
-			multiply(&p, true, 1);
+			multiply(&p, true, false, 1);
 		p.x = x;
 		free(shifted);
 		drop(&p);
@@ -251,6 +278,7 @@ int main(void)
 	        cmocka_unit_test(test_exact),
 	        cmocka_unit_test(test_rows),
 	        cmocka_unit_test(test_odd_rows),
+	        cmocka_unit_test(test_whole_numbers),
 	        cmocka_unit_test(test_shared_rows),
 	        cmocka_unit_test(test_any_address),
 	        cmocka_unit_test(test_awkward_numbers),
