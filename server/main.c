@@ -27,6 +27,7 @@
 static volatile sig_atomic_t signals;
 static int wake_fd = -1;
 static struct fs_reload *reload; /* NULL until SIGHUP may come */
+static bool outlives_terminal;   /* it was started so, by nohup for one */
 
 static void on_signal(int sig)
 {
@@ -337,7 +338,7 @@ static void wait_for_end(struct server *s, const struct fs_config *c)
 {
 	struct pollfd p[2] = {
 	        {.fd = wake_fd, .events = POLLIN}, {.fd = fs_reload_fd(reload), .events = POLLIN}};
-	bool terminal = has_terminal();
+	bool terminal = !outlives_terminal && has_terminal();
 	while (signals == 0) {
 		if (poll(p, 2, CHORES_MS) > 0 && p[1].revents) {
 			if (terminal && !has_terminal())
@@ -390,8 +391,9 @@ static int catch_signals(struct fs_config *config, struct command_line *l, struc
 	struct sigaction sa = {.sa_handler = on_signal};
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGTERM, &sa, NULL);
-	struct sigaction hup = {.sa_handler = on_hangup};
-	sigaction(SIGHUP, &hup, NULL);
+	struct sigaction hup = {.sa_handler = on_hangup}, inherited;
+	sigaction(SIGHUP, &hup, &inherited);
+	outlives_terminal = inherited.sa_handler == SIG_IGN;
 	signal(SIGPIPE, SIG_IGN);
 	return FS_OK;
 }

@@ -121,14 +121,30 @@ def test_another_kind_of_vision_needs_a_restart(host, servers):
     assert server.status()["vision"]["hosts"][0]["host"] == "local"
 
 
-def test_a_closed_window_still_ends_it(tmp_path):
+def start_in_window(tmp_path, *before):
+    """A server with a terminal of its own, the other end of that, and the server's log."""
     config = tmp_path / "server.json"
     config.write_text(json.dumps({"model": str(lab.TEXT_MODEL), "listen": "127.0.0.1:0"}))
     log = tmp_path / "log"
     leader, follower = pty.openpty()
-    p = subprocess.Popen(["setsid", "--ctty", "--wait", lab.SERVER, "--config", config], stdin=follower, stderr=open(log, "ab"))
+    p = subprocess.Popen(["setsid", "--ctty", *before, lab.SERVER, "--config", config], stdin=follower, stderr=open(log, "ab"))
     os.close(follower)
     lab.wait_for(lambda: "listening on" in log.read_text(), "the server")
+    return p, leader, log
+
+
+def test_a_closed_window_still_ends_it(tmp_path):
+    p, leader, log = start_in_window(tmp_path)
     os.close(leader)
+    p.wait(lab.LIMIT_S)
+    assert "stopping" in log.read_text()
+
+
+def test_one_that_was_told_to_outlive_its_window_does(tmp_path):
+    p, leader, log = start_in_window(tmp_path, "nohup")
+    os.close(leader)
+    lab.wait_for(lambda: "was read again" in log.read_text(), "the end of the window, which is a SIGHUP like others")
+    assert "stopping" not in log.read_text()
+    p.terminate()
     p.wait(lab.LIMIT_S)
     assert "stopping" in log.read_text()
