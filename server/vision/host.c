@@ -85,6 +85,8 @@ int fs_host_check_model_locked(struct fs_host *h, const struct fs_hello *f, stru
 		        "its encoder makes rows of %d values, the text model takes %d: the mmproj belongs to "
 		        "another model",
 		        f->n_embd, v->o.n_embd);
+	if (v->fingerprint_from == h && *f->fingerprint && strcmp(v->fingerprint, f->fingerprint))
+		fs_host_unbind_locked(h); /* it was given another one */
 	if (*v->fingerprint && *f->fingerprint && strcmp(v->fingerprint, f->fingerprint))
 		return fs_fail(e, FS_EUNAVAILABLE, "it has another mmproj (%s) than %s (%s)", f->fingerprint,
 		        *v->fingerprint_of ? v->fingerprint_of : "the configuration asks for",
@@ -92,6 +94,7 @@ int fs_host_check_model_locked(struct fs_host *h, const struct fs_hello *f, stru
 	if (!*v->fingerprint && *f->fingerprint && !atomic_load(&h->leaving)) {
 		memcpy(v->fingerprint, f->fingerprint, sizeof(v->fingerprint));
 		memcpy(v->fingerprint_of, h->name, sizeof(v->fingerprint_of));
+		v->fingerprint_from = h;
 	}
 	v->last_limits = (struct fs_encode_params){f->min_tokens, f->max_tokens};
 	return FS_OK;

@@ -124,6 +124,8 @@ static void end_slot(struct fs_host *h)
 	if (h->started)
 		pthread_join(h->thread, NULL);
 	pthread_mutex_lock(&v->lock);
+	if (v->fingerprint_from == h)
+		fs_host_unbind_locked(h);
 	fs_host_finish(h);
 	pthread_mutex_unlock(&v->lock);
 }
@@ -247,8 +249,7 @@ static int make(struct fs_vision *v, struct plan *p, size_t i, const struct fs_v
 	p->of[i] = h;
 	p->fresh[i] = true;
 	name_new(p, i, hosts, n, name, sizeof(name));
-	int rc = init_host(h, name, &hosts[i], e);
-	return rc ? rc : start_host(h, e);
+	return init_host(h, name, &hosts[i], e);
 }
 
 static void leave_locked(struct fs_host *h)
@@ -263,26 +264,33 @@ static void leave_locked(struct fs_host *h)
 	fs_wake(h->wake);
 }
 
-/* A model that only hosts of the past had binds the new ones to nothing. */
-static void forget_model_locked(struct fs_vision *v)
+void fs_host_unbind_locked(const struct fs_host *h)
 {
-	if (!*v->fingerprint_of)
-		return;
-	for (size_t i = 0; i < v->n_hosts; i++)
-		if (fs_host_is_live(&v->hosts[i]) && strcmp(v->hosts[i].name, v->fingerprint_of) == 0)
-			return;
-	for (size_t i = 0; i < v->n_hosts; i++)
-		if (fs_host_is_live(&v->hosts[i]) && v->hosts[i].state == FS_HOST_UP &&
-		        strcmp(v->hosts[i].facts.fingerprint, v->fingerprint) == 0) {
-			memcpy(v->fingerprint_of, v->hosts[i].name, sizeof(v->fingerprint_of));
+	struct fs_vision *v = h->v;
+	for (size_t i = 0; i < v->n_hosts; i++) {
+		const struct fs_host *o = &v->hosts[i];
+		if (o != h && fs_host_is_live(o) && o->state == FS_HOST_UP &&
+		        strcmp(o->facts.fingerprint, v->fingerprint) == 0) {
+			memcpy(v->fingerprint_of, o->name, sizeof(v->fingerprint_of));
+			v->fingerprint_from = o;
 			return;
 		}
+	}
 	v->fingerprint[0] = v->fingerprint_of[0] = '\0';
+	v->fingerprint_from = NULL;
+	v->unbound++;
 	for (size_t i = 0; i < v->n_hosts; i++)
 		if (fs_host_is_live(&v->hosts[i])) { /* it may have been refused for it */
 			v->hosts[i].kicked = true;
 			fs_wake(v->hosts[i].wake);
 		}
+}
+
+/* A model that only hosts of the past had binds the new ones to nothing. */
+static void forget_model_locked(struct fs_vision *v)
+{
+	if (v->fingerprint_from && !fs_host_is_live(v->fingerprint_from))
+		fs_host_unbind_locked(v->fingerprint_from);
 }
 
 /* None of the new ones was given anything yet. */
@@ -295,9 +303,6 @@ static void undo(struct fs_vision *v, struct plan *p)
 				fs_wake(p->of[i]->wake);
 			end_slot(p->of[i]);
 		}
-	pthread_mutex_lock(&v->lock);
-	forget_model_locked(v);
-	pthread_mutex_unlock(&v->lock);
 }
 
 static void commit(struct fs_vision *v, const struct plan *p, struct fs_vision_change *change)
@@ -337,6 +342,9 @@ int fs_vision_set_hosts(struct fs_vision *v, const struct fs_vision_host_opts *h
 	for (size_t i = 0; i < n && !rc; i++)
 		if (!p.of[i])
 			rc = make(v, &p, i, hosts, n, e);
+	for (size_t i = 0; i < n && !rc; i++) /* none is dialled before all are known to be good */
+		if (p.fresh[i])
+			rc = start_host(p.of[i], e);
 	if (rc) {
 		undo(v, &p);
 		return rc;

@@ -140,10 +140,12 @@ struct fs_vision {
 	bool destroyed; /* by its owner; jobs whose owners are slower keep it until they are gone */
 	char lease[65], program[32];
 	char fingerprint[33];     /* wanted, or of the first host that came up; "" = not known yet */
-	char fingerprint_of[128]; /* the host that set it; "" = the configuration, or nobody */
-	struct fs_encode_params last_limits; /* of the encoder that came up last */
-	struct fs_local *local;              /* NULL: all hosts are remote */
-	struct fs_vision_opts o;             /* pointers inside are not used after create */
+	char fingerprint_of[128]; /* the name of who set it; "" = the configuration, or nobody */
+	const struct fs_host *fingerprint_from; /* the live host that did; NULL = no host */
+	unsigned unbound;                       /* how often what a host had set has been forgotten */
+	struct fs_encode_params last_limits;    /* of the encoder that came up last */
+	struct fs_local *local;                 /* NULL: all hosts are remote */
+	struct fs_vision_opts o;                /* pointers inside are not used after create */
 };
 
 /* ---- job.c ---- */
@@ -200,6 +202,9 @@ int fs_hosts_create(struct fs_vision *v, const struct fs_vision_opts *o, struct 
 bool fs_host_is_over(struct fs_host *h);
 /* What its thread does last. */
 void fs_host_ended(struct fs_host *h);
+/* h set the model that binds all hosts, and is gone or has another one by now: it binds on where another host
+ * has it, else any will do. */
+void fs_host_unbind_locked(const struct fs_host *h);
 /* Its thread has ended, or never began. The slot is empty then. */
 void fs_host_finish(struct fs_host *h);
 static inline bool fs_host_is_live(const struct fs_host *h)

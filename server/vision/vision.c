@@ -143,14 +143,17 @@ int fs_vision_news(const struct fs_vision *v)
 
 void fs_vision_identity(struct fs_vision *v, char out[FS_VISION_IDENTITY])
 {
+	char unknown[24];
 	pthread_mutex_lock(&v->lock);
+	/* what was encoded before the model of that time was known is not taken for the next one's */
+	snprintf(unknown, sizeof(unknown), "unknown %u", v->unbound);
 	if (v->local) /* what it is started with says all */
 		snprintf(out, FS_VISION_IDENTITY, "local %s limits %d %d", v->fingerprint, v->o.min_tokens,
 		        v->o.max_tokens);
 	else
 		snprintf(out, FS_VISION_IDENTITY, "remote %s %s limits %d %d of %d %d",
-		        v->o.f16 ? "f16" : "f32", v->fingerprint, v->o.min_tokens, v->o.max_tokens,
-		        v->last_limits.min_tokens, v->last_limits.max_tokens);
+		        v->o.f16 ? "f16" : "f32", *v->fingerprint ? v->fingerprint : unknown, v->o.min_tokens,
+		        v->o.max_tokens, v->last_limits.min_tokens, v->last_limits.max_tokens);
 	pthread_mutex_unlock(&v->lock);
 }
 

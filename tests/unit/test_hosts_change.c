@@ -233,6 +233,77 @@ static void the_model_of_a_removed_host_binds_nobody(void **state)
 	fs_vision_destroy(r.v);
 }
 
+/* The same name, but a host of other settings: another machine, for all that is known. */
+static void the_model_of_a_replaced_host_binds_nobody(void **state)
+{
+	struct rig r;
+	struct fs_vision_host_opts both[2], changed;
+	char command[1200];
+	prepare_two(&r, "", "", both);
+	start(&r);
+	wait_state(&r, 0, FS_HOST_UP);
+	changed = both[0];
+	snprintf(command, sizeof(command), "%s --fingerprint ffeeddccbbaa99887766554433221100", r.command);
+	changed.command = command;
+	set(&r, &changed, 1, 1, 1);
+	wait_state(&r, 0, FS_HOST_UP);
+	good_encode(&r, 50, 1);
+	set(&r, both, 2, 2, 1); /* now its model is the one that binds, until it goes as well */
+	wait_state(&r, 0, FS_HOST_UP);
+	wait_state(&r, 1, FS_HOST_UP);
+	fs_vision_destroy(r.v);
+}
+
+static void wait_first_cause(const struct rig *r, const char *text, const char *and_text)
+{
+	struct fs_host_status st[FS_VISION_MAX_HOSTS];
+	int64_t until = fs_deadline_ms(90000);
+	for (;;) {
+		fs_vision_status(r->v, st, FS_VISION_MAX_HOSTS);
+		if (strstr(st[0].cause, text) && strstr(st[0].cause, and_text))
+			return;
+		if (fs_now() > until)
+			fail_msg("host is %s (%s)", fs_host_state_name(st[0].state), st[0].cause);
+		poll(NULL, 0, 2);
+	}
+}
+
+/* A host that was given another model by its admin; the second one follows later. */
+static void the_model_of_a_host_may_change(void **state)
+{
+	struct rig r;
+	struct fs_vision_host_opts both[2];
+	char first[1600], second[1600], identity[2][FS_VISION_IDENTITY];
+	static const char at_will[] =
+	        "test -e %s && set -- --fingerprint ffeeddccbbaa99887766554433221100; %s \"$@\"";
+	char given[300], given2[300];
+	prepare_two(&r, "", "", both);
+	snprintf(given, sizeof(given), "%s.given", second_log);
+	snprintf(given2, sizeof(given2), "%s.given2", second_log);
+	snprintf(first, sizeof(first), at_will, given, r.command);
+	snprintf(second, sizeof(second), at_will, given2, r.command2);
+	r.o.hosts[0].command = first;
+	r.o.hosts[1].command = second;
+	r.o.n_hosts = 2;
+	start(&r);
+	wait_state(&r, 0, FS_HOST_UP);
+	wait_state(&r, 1, FS_HOST_UP);
+	test_write_file(given, "", 0);
+	assert_true(test_sshd_signal_sessions(&sshd, SIGKILL) > 0);
+	wait_first_cause(&r, "it has another mmproj (ffeeddccbbaa99887766554433221100) than", r.host2);
+	good_encode(&r, 50, 1);
+	fs_vision_identity(r.v, identity[0]);
+	test_write_file(given2, "", 0);
+	assert_true(test_sshd_signal_sessions(&sshd2, SIGKILL) > 0);
+	wait_log2(&r, "hello", 2);
+	wait_state(&r, 0, FS_HOST_UP);
+	wait_state(&r, 1, FS_HOST_UP);
+	good_encode(&r, 50, 2);
+	fs_vision_identity(r.v, identity[1]);
+	assert_string_not_equal(identity[0], identity[1]);
+	fs_vision_destroy(r.v);
+}
+
 static int setup(void **state)
 {
 	unsetenv("SSH_AUTH_SOCK");
@@ -260,6 +331,8 @@ int main(int argc, char **argv)
 	        cmocka_unit_test(a_host_with_other_settings_is_replaced_and_others_are_left_alone),
 	        cmocka_unit_test(wrong_hosts_change_nothing),
 	        cmocka_unit_test(the_model_of_a_removed_host_binds_nobody),
+	        cmocka_unit_test(the_model_of_a_replaced_host_binds_nobody),
+	        cmocka_unit_test(the_model_of_a_host_may_change),
 	};
 	agent = getenv("FS_FAKE_AGENT");
 	if (!agent) {
