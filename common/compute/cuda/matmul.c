@@ -126,14 +126,14 @@ static void in_slices(struct fs_cuda *c, const struct fs_weight *w, struct fs_bl
 
 	if (!deq)
 		return;
-	if (p->bias && rows < out)
+	p->w = deq;
+	if (p->bias && (rows < out || !fs_blas_takes_bias(c->blas, p)))
 		bias_first(c, p);
 	for (int64_t first = 0; first < out && !c->dev.err; first += rows) {
 		int64_t n = FS_MIN(rows, out - first);
 
 		FS_CUDA_QUEUE(c, "weights as numbers",
 		        fs_cuk_dequantize(s, w->type, w->data, first, n, w->in, w->out, p->type, deq));
-		p->w = deq;
 		p->out = n;
 		p->y = y + first;
 		product(c, p);
