@@ -82,10 +82,12 @@ struct fs_encproc {
 	struct fs_buf err;              /* its stderr up to the next newline */
 };
 
+/* Whether the program is farsight-encoder, by its file name: others do not know what it knows. */
+bool fs_encproc_is_ours(const char *program);
 /*
  * Where it encodes: "cpu", "cuda", "cuda:N" (N in PCI bus order) or "auto". Sets gpu, gpu_if_any and
  * cuda_devices: who said "cpu" gets an encoder that does not see a card. "auto" is a GPU when there is one
- * that will do, for farsight-encoder, which is told from others by its program's name; others get "cpu".
+ * that will do, for farsight-encoder; others get "cpu".
  * FS_EINVAL for other words.
  */
 int fs_encproc_set_device(struct fs_encproc_opts *o, const char *device, struct fs_errbuf *e);

@@ -73,7 +73,7 @@ static int build_env(struct fs_launch *l, const char *devices, struct fs_errbuf 
 	return FS_OK;
 }
 
-static bool is_ours(const char *program)
+bool fs_encproc_is_ours(const char *program)
 {
 	const char *slash = strrchr(program, '/');
 	return strcmp(slash ? slash + 1 : program, "farsight-encoder") == 0;
@@ -87,7 +87,7 @@ int fs_encproc_set_device(struct fs_encproc_opts *o, const char *device, struct 
 	        (digits < 1 || digits > 3 || device[5 + digits]))
 		return fs_fail(e, FS_EINVAL, "must be \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"");
 	o->gpu = strncmp(device, "cuda", 4) == 0;
-	o->gpu_if_any = strcmp(device, "auto") == 0 && is_ours(o->program);
+	o->gpu_if_any = strcmp(device, "auto") == 0 && fs_encproc_is_ours(o->program);
 	snprintf(o->cuda_devices, sizeof(o->cuda_devices), "%s",
 	        named                     ? device + 5
 	        : o->gpu || o->gpu_if_any ? ""

@@ -283,10 +283,8 @@ int fs_wd_config_load(struct fs_wd_config *c, const char *path, struct fs_errbuf
 		fs_wd_config_finish(c);
 		return fs_fail_prefix(e, rc, "%s", path);
 	}
-	if (c->extended < 0) {
-		const char *slash = strrchr(c->encoder, '/');
-		c->extended = !strcmp(slash ? slash + 1 : c->encoder, "farsight-encoder");
-	}
+	if (c->extended < 0)
+		c->extended = fs_encproc_is_ours(c->encoder);
 	return FS_OK;
 }
 

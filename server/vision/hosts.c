@@ -217,11 +217,14 @@ static bool is_taken(const struct plan *p, const struct fs_host *h)
 static struct fs_host *find_same(
         struct fs_vision *v, const struct plan *p, const struct fs_vision_host_opts *o)
 {
-	for (size_t i = 0; i < v->n_hosts; i++)
-		if (v->hosts[i].use == FS_SLOT_LIVE && same_opts(&v->hosts[i].own, o) &&
+	struct fs_host *found = NULL;
+	pthread_mutex_lock(&v->lock); /* threads of those that leave change theirs */
+	for (size_t i = 0; i < v->n_hosts && !found; i++)
+		if (fs_host_is_live(&v->hosts[i]) && same_opts(&v->hosts[i].own, o) &&
 		        !is_taken(p, &v->hosts[i]))
-			return &v->hosts[i];
-	return NULL;
+			found = &v->hosts[i];
+	pthread_mutex_unlock(&v->lock);
+	return found;
 }
 
 /* The kept ones keep their names, so a new one may have to have another than it would get. */

@@ -1,6 +1,8 @@
 /* The config's vision section as fs_vision_opts. */
 #include "server/vision/settings.h"
 
+#include "common/encproc/encproc.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -50,8 +52,7 @@ void fs_vision_local_from_config(
 		snprintf(exe, cap, "%s", c->vision.exe);
 	else
 		default_encoder(exe, cap);
-	const char *slash = strrchr(exe, '/'), *base = slash ? slash + 1 : exe;
-	bool ours = strcmp(base, "farsight-encoder") == 0;
+	bool ours = fs_encproc_is_ours(exe);
 	*l = (struct fs_vision_local_opts){.exe = exe,
 	        .mmproj = c->vision.mmproj,
 	        .model = c->model,
