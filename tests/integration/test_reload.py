@@ -148,3 +148,24 @@ def test_one_that_was_told_to_outlive_its_window_does(tmp_path):
     p.terminate()
     p.wait(lab.LIMIT_S)
     assert "stopping" in log.read_text()
+
+
+def test_a_host_may_be_given_another_model(host, servers, tmp_path):
+    """A new file in the old one's place, and the watchdog told of it: nothing else is restarted, and no rows of the old model are used for the new one's."""
+    mmproj = tmp_path / "mmproj.gguf"
+    old = lab.MMPROJ.read_bytes()
+    mmproj.write_bytes(old)
+    host.configure(mmproj=str(mmproj))
+    host.start()
+    server = servers(host).wait_for_eyes()
+    assert server.ask(QUESTION, PICTURES[0])
+    before = server.status()["vision"]["hosts"][0]
+    fresh = tmp_path / "fresh.gguf"
+    fresh.write_bytes(old.replace(b"Farsight", b"Nearsigh", 1))
+    fresh.rename(mmproj)
+    subprocess.run([lab.WATCHDOG, "--socket", host.socket, "reload"], check=True, stdout=subprocess.DEVNULL)
+    lab.wait_for(lambda: server.status()["vision"]["hosts"][0].get("fingerprint") != before["fingerprint"], "the other model")
+    server.wait_for_eyes()
+    assert server.ask(QUESTION, PICTURES[0])
+    after = server.status()["vision"]["hosts"][0]
+    assert after["encodes"] == before["encodes"] + 1 and after["errors_by"]["connect"] == before["errors_by"]["connect"]
