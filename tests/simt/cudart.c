@@ -150,8 +150,11 @@ static void run_one(struct CUstream_st *s)
 {
 	struct op *op = take(&s->queue);
 
-	if (!fake_cuda_broken)
+	if (!fake_cuda_broken) {
+		fake_cuda_reach(true);
 		op->run(op->arg);
+		fake_cuda_reach(false);
+	}
 	drop_op(op);
 	s->done++;
 }

@@ -2,8 +2,9 @@
  * cudart: the part of the CUDA runtime's C interface that common/compute/cuda uses, answered on the host,
  * with the runtime's names, values and rules. Streams are lists that run when somebody waits for them and not
  * before, one operation a question, so whatever is used or given back too early shows. Memory of the card is
- * allocated to the byte and filled with 0xff; copies must name memory of the kind that they say. After an
- * illegal access every call fails until the device is reset, as on a card.
+ * allocated to the byte and filled with 0xff; copies must name memory of the kind that they say, and under
+ * the address sanitizer the program is stopped that reads the card's memory itself. After an illegal access
+ * every call fails until the device is reset, as on a card.
  *
  * Threads: one at a time. fake_cuda says what PC it is, and what goes wrong on it.
  */
@@ -133,6 +134,9 @@ extern struct fake_cuda fake_cuda;
 /* A PC with one card of compute capability 9.0 and 1 GiB, and nothing wrong. Everything must have been given
  * back, but for what broke. */
 void fake_cuda_init(void);
+
+/* Whether the program would be stopped that followed p; true where no address sanitizer watches. */
+bool fake_cuda_stops(const void *p);
 
 /* A library's object, cleared; counted in fake_cuda.cublas. */
 void *fake_cuda_make(size_t bytes);

@@ -17,6 +17,9 @@ void *fake_cuda_need(size_t bytes);        /* cleared; never NULL */
 void *fake_cuda_object(size_t bytes, void (*end)(void *p));
 void fake_cuda_drop_object(void *p);
 void fake_cuda_free_all(void); /* the card's memory, and what is pinned */
+/* Whether the card's memory can be reached: by what runs on it. To the program itself its addresses mean
+ * nothing, and under the address sanitizer it is stopped when it follows one. */
+void fake_cuda_reach(bool card);
 bool fake_cuda_captures(cudaStream_t s);
 
 #endif

@@ -7,6 +7,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define WATCHED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define WATCHED 1
+#endif
+#endif
+#ifdef WATCHED
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(p, size) ((void)(p), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(p, size) ((void)(p), (void)(size))
+#define __asan_address_is_poisoned(p) 1
+#endif
+
+#define SMALL ((size_t)8 << 20) /* the rest is written by copies, or scratch, and takes long to go over */
+
 /* ---- memory ---- */
 
 struct block {
@@ -27,12 +44,14 @@ static cudaError_t new_block(void **out, size_t size, bool pinned)
 		return fake_cuda_say(cudaErrorMemoryAllocation);
 	b = fake_cuda_need(sizeof(*b));
 	FS_ASSERT(posix_memalign((void **)&b->p, 512, size ? size : 1) == 0); /* to the byte */
-	if (size <= (size_t)8 << 20) /* the rest is written by copies, or scratch */
+	if (size <= SMALL)
 		memset(b->p, 0xff, size);
 	b->size = size;
 	b->pinned = pinned;
 	b->next = blocks;
 	blocks = b;
+	if (!pinned && size <= SMALL)
+		ASAN_POISON_MEMORY_REGION(b->p, size);
 	if (!pinned) {
 		fake_cuda.used += size;
 		fake_cuda.peak = FS_MAX(fake_cuda.peak, fake_cuda.used);
@@ -42,6 +61,22 @@ static cudaError_t new_block(void **out, size_t size, bool pinned)
 	}
 	*out = b->p;
 	return cudaSuccess;
+}
+
+void fake_cuda_reach(bool card)
+{
+	for (struct block *b = blocks; b; b = b->next)
+		if (b->pinned || b->size > SMALL)
+			continue;
+		else if (card)
+			ASAN_UNPOISON_MEMORY_REGION(b->p, b->size);
+		else
+			ASAN_POISON_MEMORY_REGION(b->p, b->size);
+}
+
+bool fake_cuda_stops(const void *p)
+{
+	return __asan_address_is_poisoned(p);
 }
 
 static struct block **block_at(const void *p)
@@ -58,6 +93,7 @@ static void remove_block(struct block **at)
 	struct block *b = *at;
 
 	*at = b->next;
+	ASAN_UNPOISON_MEMORY_REGION(b->p, b->size);
 	free(b->p);
 	free(b);
 }

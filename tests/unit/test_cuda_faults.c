@@ -198,6 +198,20 @@ static void end(struct small *s)
 	fs_dev_close(s->d);
 }
 
+/* To the program itself the card's memory is none. */
+static void test_reach(void **state)
+{
+	struct small s = begin(open_gpu(), 3);
+	struct fs_errbuf e = {.text = ""};
+	float y;
+
+	assert_true(fake_cuda_stops(s.x));
+	assert_int_equal(product(&s, NULL, &y, &e), FS_OK);
+	assert_true(fake_cuda_stops(s.w.data));
+	assert_true(fake_cuda_stops(s.y + 64 * 64 - 1));
+	end(&s);
+}
+
 /* A launch that is refused is this step's end and not the card's. */
 static void test_refused_launch(void **state)
 {
@@ -436,6 +450,7 @@ int main(void)
 	        TEST(test_no_card),
 	        TEST(test_which_card),
 	        TEST(test_out_of_memory),
+	        TEST(test_reach),
 	        TEST(test_refused_launch),
 	        TEST(test_scratch),
 	        TEST(test_lost),
