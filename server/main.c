@@ -24,7 +24,7 @@
 #define CHORES_MS 10000
 #define MAX_CONFIG_FILES 16
 
-static volatile sig_atomic_t signals;
+static volatile sig_atomic_t signals, hangups;
 static int wake_fd = -1;
 static struct fs_reload *reload; /* NULL until SIGHUP may come */
 static bool outlives_terminal;   /* it was started so, by nohup for one */
@@ -37,6 +37,7 @@ static void on_signal(int sig)
 
 static void on_hangup(int sig)
 {
+	hangups = 1;
 	fs_reload_ask(reload);
 }
 
@@ -340,11 +341,14 @@ static void wait_for_end(struct server *s, const struct fs_config *c)
 	        {.fd = wake_fd, .events = POLLIN}, {.fd = fs_reload_fd(reload), .events = POLLIN}};
 	bool terminal = !outlives_terminal && has_terminal();
 	while (signals == 0) {
-		if (poll(p, 2, CHORES_MS) > 0 && p[1].revents) {
-			if (terminal && !has_terminal())
-				break; /* that SIGHUP was meant literally: its window was closed */
+		bool asked = poll(p, 2, CHORES_MS) > 0 && p[1].revents, hung_up = hangups;
+		hangups = 0;
+		bool has = terminal && has_terminal();
+		if (hung_up && terminal && !has)
+			break;  /* that SIGHUP was meant literally: its window was closed */
+		terminal = has; /* whoever went without a word left it in the background: it stays */
+		if (asked)
 			fs_reload_run(reload, s->vision);
-		}
 		fs_streams_expire(s->streams, fs_now());
 	}
 	fs_info("stopping: %zu requests are running; they get %lld s (a second signal ends them at once)",

@@ -5,6 +5,7 @@ import pty
 import signal
 import subprocess
 import threading
+import urllib.request
 
 import lab
 
@@ -148,6 +149,32 @@ def test_one_that_was_told_to_outlive_its_window_does(tmp_path):
     p.terminate()
     p.wait(lab.LIMIT_S)
     assert "stopping" in log.read_text()
+
+
+def test_one_in_the_background_of_a_session_that_is_over_is_not_ended(tmp_path):
+    config = tmp_path / "server.json"
+    port = lab.free_port()
+    config.write_text(json.dumps({"model": str(lab.TEXT_MODEL), "listen": f"127.0.0.1:{port}"}))
+    log = tmp_path / "log"
+    leader, follower = pty.openpty()
+    script = f'set -m; {lab.SERVER} --config {config} 2> {log} < /dev/null & echo $! > {tmp_path}/pid; read word'
+    shell = subprocess.Popen(["setsid", "--ctty", "sh", "-c", script], stdin=follower, stdout=follower, stderr=follower)
+    os.close(follower)
+    lab.wait_for(lambda: log.exists() and "listening on" in log.read_text(), "the server")
+    os.write(leader, b"logout\n")
+    shell.wait(lab.LIMIT_S)
+    os.close(leader)
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/reload", b"{}", {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=lab.LIMIT_S) as f:
+            assert f.status == 200
+        os.kill(pid, signal.SIGHUP)
+        lab.wait_for(lambda: log.read_text().count("was read again") == 2, "the config to be read again")
+        assert "stopping" not in log.read_text()
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    lab.wait_for(lambda: "stopping" in log.read_text(), "the end")
 
 
 def test_a_host_may_be_given_another_model(host, servers, tmp_path):
