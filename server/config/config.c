@@ -441,9 +441,11 @@ int fs_config_parse(struct fs_config *c, const char *json, size_t n, const char 
 {
 	json_error_t je;
 	json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &je);
-	if (!root)
-		return fs_fail(
-		        e, FS_EFORMAT, "%s, line %d, column %d: %s", from, je.line, je.column, je.text);
+	if (!root) { /* without what stands there: it may be a key, and a running server tells its clients */
+		const char *quote = strstr(je.text, " near '");
+		return fs_fail(e, FS_EFORMAT, "%s, line %d, column %d: %.*s", from, je.line, je.column,
+		        quote ? (int)(quote - je.text) : (int)sizeof(je.text), je.text);
+	}
 	int rc = json_is_object(root) ? set_object(c, "", root, e)
 	                              : fs_fail(e, FS_EFORMAT, "must be a JSON object");
 	json_decref(root);

@@ -88,6 +88,8 @@ static void refuses_in_clear_words(void **state)
 	assert_int_equal(parse(&c, "{\"model\":}"), FS_EFORMAT);
 	assert_non_null(strstr(e.text, "test.json, line 1, column"));
 	assert_int_equal(parse(&c, "{\"threads\":1,\"threads\":2}"), FS_EFORMAT);
+	assert_int_equal(parse(&c, "{\"api_key\" \"sk-secret\"}"), FS_EFORMAT);
+	assert_string_equal(e.text, "test.json, line 1, column 22: ':' expected");
 	assert_int_equal(fs_config_load(&c, "/nonexistent.json", &e), FS_EIO);
 	fs_config_finish(&c);
 }
