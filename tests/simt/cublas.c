@@ -184,8 +184,10 @@ static int matmul(void *handle, void *desc, const void *alpha, const void *a, vo
 	return fake_cuda_queue(stream, run, free, p) ? 14 : 0;
 }
 
-int fs_cublas_load(struct fs_cublas *api, struct fs_errbuf *e)
+int fs_cublas_load(struct fs_cublas *api, int newest, struct fs_errbuf *e)
 {
+	if (newest != fake_cuda.driver)
+		return fs_fail(e, FS_EUNAVAILABLE, "not what the driver said");
 	if (fake_cuda.no_cublas)
 		return fs_fail(e, FS_EUNAVAILABLE, "the library libcublasLt is not on this PC");
 	*api = (struct fs_cublas){.GetVersion = version,

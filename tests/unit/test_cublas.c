@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -54,16 +55,35 @@ static void test_preferences(void **state)
 	assert_int_equal(api.MatmulPreferenceDestroy(pref), 0);
 }
 
+/* A library that needs a newer driver is as good as none. */
+static void test_old_driver(void **state)
+{
+	for (int driver = 11080; driver < 13000; driver += 1000) {
+		struct fs_cublas old;
+		struct fs_errbuf e = {""};
+
+		if (fs_cublas_load(&old, driver, &e)) {
+			assert_non_null(
+			        strstr(e.text, driver < 12000 ? "libcublasLt.so.11 is" : ".so.12 (or"));
+			continue;
+		}
+		assert_true(old.GetVersion() / 10000 <= (size_t)driver / 1000);
+		fs_cublas_unload(&old);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(test_descriptions),
 	        cmocka_unit_test(test_preferences),
+	        cmocka_unit_test(test_old_driver),
 	};
+	const int newest = 13000;
 	struct fs_errbuf e;
 	int failed;
 
-	if (fs_cublas_load(&api, &e)) {
+	if (fs_cublas_load(&api, newest, &e)) {
 		printf("skipped: %s\n", e.text);
 		return 77;
 	}

@@ -6,6 +6,8 @@
  */
 #include "common/compute/cuda/blas.h"
 
+#include "common/compute/cuda/runtime.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,13 +38,14 @@ int fs_blas_create(struct fs_blas **out, void *workspace, size_t workspace_size,
 {
 	struct fs_blas *b = calloc(1, sizeof(*b));
 	uint64_t size = workspace_size;
-	int err, status;
+	int err, status, driver = 0;
 
 	if (!b)
 		return fs_fail(e, FS_ENOMEM, "no memory for the plans of products");
 	b->workspace = workspace;
 	b->workspace_size = workspace_size;
-	err = fs_cublas_load(&b->api, e);
+	(void)cudaDriverGetVersion(&driver);
+	err = fs_cublas_load(&b->api, driver, e);
 	if (err) {
 		free(b);
 		return err;

@@ -55,8 +55,9 @@ enum fs_cublas_value { /* of the library's enumerations */
 	FS_CUBLAS_PREF_ALIGNMENT_A = 5, /* and b, c, d after it */
 };
 
-/* FS_EUNAVAILABLE: not on this PC; the text says what is missing. */
-int fs_cublas_load(struct fs_cublas *api, struct fs_errbuf *e);
+/* newest: the CUDA version that the driver supports, 13000 for 13.0; libraries of a later first number do not
+ * start on it. FS_EUNAVAILABLE: none of the others is on this PC; the text says what is missing. */
+int fs_cublas_load(struct fs_cublas *api, int newest, struct fs_errbuf *e);
 void fs_cublas_unload(struct fs_cublas *api);
 
 struct fs_blas;

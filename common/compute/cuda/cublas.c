@@ -1,5 +1,6 @@
 /*
- * cublas: loads cuBLASLt. The newest version that is found is taken: it knows the newest cards.
+ * cublas: loads cuBLASLt. Of the versions that are found the newest is taken that the driver can run: it
+ * knows the newest cards.
  */
 #include "common/compute/cuda/blas.h"
 
@@ -33,18 +34,20 @@ _Static_assert(
 #endif
 #endif
 
-static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11"};
+#define NEWEST 13
+#define OLDEST 11
+
 /* Where toolkits put it without telling the loader; "" is the loader's own search. */
 static const char *const folders[] = {"", "/usr/local/cuda/lib64/", "/opt/cuda/lib64/"};
 
-static void *open_library(void)
+static void *open_library(int newest)
 {
 	char path[128];
 	void *lib = NULL;
 
-	for (size_t i = 0; i < FS_ARRAY_LEN(names) && !lib; i++) {
+	for (int v = newest; v >= OLDEST && !lib; v--) {
 		for (size_t k = 0; k < FS_ARRAY_LEN(folders) && !lib; k++) {
-			snprintf(path, sizeof(path), "%s%s", folders[k], names[i]);
+			snprintf(path, sizeof(path), "%slibcublasLt.so.%d", folders[k], v);
 			lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 		}
 	}
@@ -67,15 +70,16 @@ static bool find(void *lib, const char *name, void *to, struct fs_errbuf *e)
 	return true;
 }
 
-int fs_cublas_load(struct fs_cublas *api, struct fs_errbuf *e)
+int fs_cublas_load(struct fs_cublas *api, int newest, struct fs_errbuf *e)
 {
-	struct fs_cublas a = {.lib = open_library()};
+	int version = FS_MAX(OLDEST, FS_MIN(newest / 1000, NEWEST));
+	struct fs_cublas a = {.lib = open_library(version)};
 
 	if (!a.lib)
 		return fs_fail(e, FS_EUNAVAILABLE,
-		        "the library libcublasLt.so.13 (or .12, .11) is not on this PC; it comes with the "
-		        "CUDA "
-		        "toolkit, or alone as the package libcublas");
+		        "the library libcublasLt.so.%d%s is not on this PC; it comes with the CUDA toolkit, "
+		        "or alone as the package libcublas",
+		        version, version > OLDEST ? " (or an older one, down to .11)" : "");
 #define FIND(name) find(a.lib, #name, &a.name, e)
 	if (!FIND(GetVersion) || !FIND(Create) || !FIND(Destroy) || !FIND(MatmulDescCreate) ||
 	        !FIND(MatmulDescDestroy) || !FIND(MatmulDescSetAttribute) || !FIND(MatrixLayoutCreate) ||
