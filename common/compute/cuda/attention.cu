@@ -11,7 +11,6 @@
 
 #define MAX_SMS 256
 #define MAX_SPLITS 128
-#define INVALID 1 /* cudaErrorInvalidValue */
 #define JOIN_WARPS 8
 
 /* ---- keys and values into 16 bits ---- */
@@ -20,8 +19,7 @@ struct fs_attn_narrow {
 	const void *k, *v;     /* [n][kv_heads·head_dim], rows stride apart */
 	uint16_t *k_to, *v_to; /* [n][kv_heads][wide] */
 	enum fs_dtype type;
-	int64_t stride, n_max;
-	int64_t n;
+	int64_t stride, n;
 	const int32_t *past;
 	int kv_heads, head_dim;
 	int wide; /* head_dim to the next multiple of 8 */
@@ -234,7 +232,7 @@ int fs_cuk_attention(struct CUstream_st *s, const struct fs_attn *a, bool exact,
 	int err = 0;
 
 	if (!fs_attn_plan_of(a, exact, sms, &p))
-		return INVALID;
+		return FS_CUK_INVALID;
 	if (p.narrow)
 		err = fs_attn_narrow_all(s, &p, at);
 	at += 2 * p.narrow_bytes;

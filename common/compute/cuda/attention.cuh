@@ -51,12 +51,6 @@ static inline dim3 fs_attn_grid(const struct fs_attn_run *r)
 	        (unsigned)((r->rows + r->tile_rows - 1) / r->tile_rows));
 }
 
-/* Keys that there are. */
-FS_DEVICE int fs_attn_keys(const struct fs_attn_run &r)
-{
-	return (int)r.a.n_kv + (r.a.past ? *r.a.past : 0);
-}
-
 /* Keys that a row sees, 0 past the last row. */
 FS_DEVICE int fs_attn_seen(const struct fs_attn_run &r, int row)
 {
@@ -148,15 +142,9 @@ FS_DEVICE float fs_attn_base(float max)
 	return max == -INFINITY ? 0.0f : max;
 }
 
-/* To the range of f16: an infinity would turn a weight of 0 into NaN. NaN stays. */
-FS_DEVICE float fs_attn_clamp(float x)
-{
-	return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
-}
-
 FS_DEVICE uint32_t fs_attn_narrow2(float lo, float hi)
 {
-	return fs_pack_h2(fs_attn_clamp(lo), fs_attn_clamp(hi));
+	return fs_pack_h2(fs_hold_f16(lo), fs_hold_f16(hi));
 }
 
 /* Four elements of k or v as f32; wide: the address allows one load. */

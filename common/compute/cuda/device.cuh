@@ -282,6 +282,13 @@ FS_DEVICE void fs_ldmatrix_x4_trans(uint32_t r[4], const void *row)
 /* Of a cudaError_t: what was asked makes no sense. */
 #define FS_CUK_INVALID 1
 
+/* To the range of f16: one infinity would be a row of NaN after a product, even by a weight of 0. NaN stays.
+ */
+FS_DEVICE float fs_hold_f16(float x)
+{
+	return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+}
+
 /* ---- a warp's sums ---- */
 
 FS_DEVICE float fs_warp_sum(float v)

@@ -51,16 +51,9 @@ FS_DEVICE void fs_rows_st(float *p, float x, float y, float z, float w)
 
 /* ---- conversions and copies ---- */
 
-/* Activations beyond f16's range are held to its end: one infinity would be a row of NaN after the product.
- */
-FS_DEVICE float fs_rows_held(float x)
-{
-	return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
-}
-
 template <bool F16> FS_DEVICE uint32_t fs_rows_pack(float lo, float hi)
 {
-	return F16 ? fs_pack_h2(fs_rows_held(lo), fs_rows_held(hi)) : fs_pack_b2(lo, hi);
+	return F16 ? fs_pack_h2(fs_hold_f16(lo), fs_hold_f16(hi)) : fs_pack_b2(lo, hi);
 }
 
 template <bool F16>
@@ -75,7 +68,7 @@ __global__ void __launch_bounds__(BLOCK)
 		*(uint2 *)(dst + i) = make_uint2(fs_rows_pack<F16>(v.x, v.y), fs_rows_pack<F16>(v.z, v.w));
 	}
 	for (int64_t i = whole + fs_rows_first(); i < n; i += fs_rows_step())
-		dst[i] = F16 ? fs_f2h(fs_rows_held(src[i])) : fs_f2b(src[i]);
+		dst[i] = F16 ? fs_f2h(fs_hold_f16(src[i])) : fs_f2b(src[i]);
 }
 
 int fs_cuk_narrow(struct CUstream_st *s, const float *src, uint16_t *dst, int64_t n, enum fs_dtype to)
