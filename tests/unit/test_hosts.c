@@ -146,7 +146,9 @@ static void where_the_time_of_pictures_went_adds_up(void **state)
 		assert_true(t->sum >= 0 && t->mean_ms >= 0);
 		parts += t->sum;
 	}
-	assert_true(fabs(parts - total) < 0.02 * total);
+	/* a queue or an encode that were left out would be most of it; a busy machine adds its own between
+	 * two clocks */
+	assert_true(fabs(parts - total) < 0.2 * total);
 	/* the last ones waited here, since no more than what keeps the host busy is sent ahead */
 	assert_true(st.times[FS_HOST_TIME_QUEUE].sum > 0.060);
 	fs_vision_destroy(r.v);
