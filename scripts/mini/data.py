@@ -146,9 +146,10 @@ def system_turn(rng, v):
     return [] if r < .8 else v.turn("system", talk.pick(rng, talk.SYSTEMS))
 
 
-def sequence(rng, v, about, gh, gw, n, form):
+def sequence(rng, v, about, gh, gw, n, form, again=.25):
     """One sequence of n conversations about a picture of gh x gw rows, or given pairs.
-    form: "plain", "after" (picture behind the question), or a list of pairs.
+    form: "plain", "after" (picture behind the question), or a list of pairs; again: share of plain ones that have a
+    second turn.
     -> Sequence, [(kind, first, last)] of the answers."""
     seq, spans = Sequence(), []
     p0 = seq.text(system_turn(rng, v) if not isinstance(form, list) else v.turn("system", talk.SYSTEM), 0, 0, False)
@@ -172,7 +173,7 @@ def sequence(rng, v, about, gh, gw, n, form):
     for k, (kind, q, a) in enumerate(pairs):
         end, i, j = exchange(v, seq, p, k + 2, True, q, a, about, (gh, gw))
         spans.append((kind, i, j))
-        if form == "plain" and rng.random() < .25:  # a second turn about the same picture
+        if form == "plain" and rng.random() < again:  # a second turn about the same picture
             end = seq.text([v.newline] + user(v), end, k + 2, True)
             _, q, a = talk.ask(rng, about) if rng.random() < .85 else talk.small_talk(rng)
             _, i, j = exchange(v, seq, end, k + 2, True, q, a, about, (gh, gw))
@@ -221,11 +222,11 @@ def collate(v, sequences, rows):
                 letters=torch.tensor(letters, dtype=torch.int64).reshape(-1, 3))
 
 
-def batch(rng, v, taken, n, form):
+def batch(rng, v, taken, n, form, again=.25):
     """taken: what Pool.take gave -> pixels, labels, collated sequences, spans [per sequence]."""
     pixels, about, labels = taken
     h, w = pixels.shape[1:3]
-    made = [sequence(rng, v, a, h // 28, w // 28, n, form) for a in about]
+    made = [sequence(rng, v, a, h // 28, w // 28, n, form, again) for a in about]
     text = collate(v, [s for s, _ in made], h * w // 784)
     return torch.from_numpy(np.ascontiguousarray(pixels)), [torch.from_numpy(x) for x in labels], text, \
         [s for _, s in made]

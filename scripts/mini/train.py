@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 import data
 from export import read_back
-from model import Config, Model, block_order, patches
+from model import Config, Model, block_order, patches, reorder
 from tok import Vocabulary, save
 
 
@@ -74,7 +74,7 @@ def rate(o, progress, step):
     read = reading(o, progress)
     if read < 0:
         return 2 * min(1, (step + 1) / 80)
-    return min(1, (step + 1) / 80, read / .03 + .02) * (1 if read < .45 else max(.015, (1 - read) / .55))
+    return min(1, (step + 1) / 80, read / .03 + .02) * (1 if read < o.decay_from else max(.015, (1 - read) / (1 - o.decay_from)))
 
 
 def balanced(out, label, weight):
@@ -178,6 +178,9 @@ def arguments(args=None):
     p.add_argument("--easy", type=float, default=1, help="share of easy pictures when reading begins")
     p.add_argument("--peak", type=float, nargs=2, default=(.004, .002), help="highest rates of Muon and AdamW; at .008 "
                    "attention of the text model saturates and it never learns to read")
+    p.add_argument("--decay-from", type=float, default=.45, help="share of the reading at which the rates begin to fall")
+    p.add_argument("--aux", type=float, nargs=2, default=(.25, .1), help="weight of the readouts' loss in each half")
+    p.add_argument("--again", type=float, default=.5, help="share of the conversations that have a second turn")
     p.add_argument("--init", default="", help="checkpoint, or folder of GGUF files, whose weights to begin with, on a fresh "
                    "schedule (with --tower-until 0 where the text model can read already)")
     p.add_argument("--resume", action="store_true")
@@ -194,10 +197,15 @@ def start_drawing(o):
 
 
 def weights_at(path):
-    """From a checkpoint, or from a folder with the two GGUF files (which lack the readouts)."""
+    """From a checkpoint, or from a folder with the two GGUF files (which lack the readouts), for today's rotary base."""
     if os.path.isdir(path):
-        return {k: p for k, p in read_back(path)[0].state_dict().items() if not k.startswith("heads.")}
-    return torch.load(path, weights_only=False)["average"]
+        m = read_back(path)[0]
+        weights, c = {k: p for k, p in m.state_dict().items() if not k.startswith("heads.")}, m.c
+    else:
+        checkpoint = torch.load(path, weights_only=False)
+        weights, c = checkpoint["average"], Config(**checkpoint["config"])
+    reorder(weights, c, Config())
+    return weights
 
 
 def vocabulary_at(path):
@@ -316,9 +324,9 @@ class Trainer:
         form = "after" if r < .15 else "plain"
         still = read < o.still_until or rng.random() < o.still
         taken = pool.take(rng, o.batch // o.micro, max(.05, o.easy * (1 - 2.5 * read)))
-        pixels, labels, text, _ = data.batch(rng, self.v, taken, o.pairs, form)
+        pixels, labels, text, _ = data.batch(rng, self.v, taken, o.pairs, form, o.again)
         answer, aux, _, _ = losses(self.model, pixels, labels, text, not o.f32, still)
-        ((answer + (.25 if progress < .5 else .1) * aux) / o.micro).backward()
+        ((answer + o.aux[progress >= .5] * aux) / o.micro).backward()
         return answer.item(), aux.item()
 
     def share_step(self, rank, pool):
