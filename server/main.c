@@ -27,7 +27,7 @@
 static volatile sig_atomic_t signals, hangups;
 static int wake_fd = -1;
 static struct fs_reload *reload; /* NULL until SIGHUP may come */
-static bool outlives_terminal;   /* it was started so, by nohup for one */
+static bool ends_with_terminal;  /* it has one, and was not started to outlive it (nohup) */
 
 static void on_signal(int sig)
 {
@@ -339,14 +339,14 @@ static void wait_for_end(struct server *s, const struct fs_config *c)
 {
 	struct pollfd p[2] = {
 	        {.fd = wake_fd, .events = POLLIN}, {.fd = fs_reload_fd(reload), .events = POLLIN}};
-	bool terminal = !outlives_terminal && has_terminal();
 	while (signals == 0) {
-		bool asked = poll(p, 2, CHORES_MS) > 0 && p[1].revents, hung_up = hangups;
+		bool asked = poll(p, 2, CHORES_MS) > 0 && p[1].revents;
+		/* in this order: the kernel takes a terminal away and sends SIGHUP in one step */
+		bool has = ends_with_terminal && has_terminal(), hung_up = hangups;
 		hangups = 0;
-		bool has = terminal && has_terminal();
-		if (hung_up && terminal && !has)
-			break;  /* that SIGHUP was meant literally: its window was closed */
-		terminal = has; /* whoever went without a word left it in the background: it stays */
+		if (hung_up && ends_with_terminal && !has)
+			break;            /* that SIGHUP was meant literally: its window was closed */
+		ends_with_terminal = has; /* whoever went without a word left it in the background */
 		if (asked)
 			fs_reload_run(reload, s->vision);
 		fs_streams_expire(s->streams, fs_now());
@@ -396,8 +396,9 @@ static int catch_signals(struct fs_config *config, struct command_line *l, struc
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGTERM, &sa, NULL);
 	struct sigaction hup = {.sa_handler = on_hangup}, inherited;
+	bool terminal = has_terminal();
 	sigaction(SIGHUP, &hup, &inherited);
-	outlives_terminal = inherited.sa_handler == SIG_IGN;
+	ends_with_terminal = terminal && inherited.sa_handler != SIG_IGN;
 	signal(SIGPIPE, SIG_IGN);
 	return FS_OK;
 }
