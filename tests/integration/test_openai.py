@@ -339,7 +339,7 @@ def test_a_response_without_eyes(servers):
 def test_streams_that_end_with_the_server(servers):
     """A second signal ends a stream that has begun: each API says so in its own way."""
     for api in "chat", "responses":
-        server = servers()
+        server = servers(context=65536)  # long enough not to end by itself
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
         if api == "chat":
             stream = client.chat.completions.create(model="m", messages=[user(text("hi"))], stream=True, extra_body=ON)

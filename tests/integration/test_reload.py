@@ -128,7 +128,9 @@ def start_in_window(tmp_path, *before):
     config.write_text(json.dumps({"model": str(lab.TEXT_MODEL), "listen": "127.0.0.1:0"}))
     log = tmp_path / "log"
     leader, follower = pty.openpty()
-    p = subprocess.Popen(["setsid", "--ctty", *before, lab.SERVER, "--config", config], stdin=follower, stderr=open(log, "ab"))
+    # as a login shell leaves it, whatever the tests themselves were started by
+    words = ["env", "--default-signal=HUP", "setsid", "--ctty", *before, lab.SERVER, "--config", config]
+    p = subprocess.Popen(words, stdin=follower, stderr=open(log, "ab"))
     os.close(follower)
     lab.wait_for(lambda: "listening on" in log.read_text(), "the server")
     return p, leader, log
@@ -158,7 +160,7 @@ def test_one_in_the_background_of_a_session_that_is_over_is_not_ended(tmp_path):
     log = tmp_path / "log"
     leader, follower = pty.openpty()
     script = f'set -m; {lab.SERVER} --config {config} 2> {log} < /dev/null & echo $! > {tmp_path}/pid; read word'
-    shell = subprocess.Popen(["setsid", "--ctty", "sh", "-c", script], stdin=follower, stdout=follower, stderr=follower)
+    shell = subprocess.Popen(["env", "--default-signal=HUP", "setsid", "--ctty", "sh", "-c", script], stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
     lab.wait_for(lambda: log.exists() and "listening on" in log.read_text(), "the server")
     os.write(leader, b"logout\n")
