@@ -4,46 +4,12 @@
  * rounding of the sum of magnitudes; half a step of the activations' blocks for the int8 form; 2^-8 of the
  * magnitudes for bf16.
  */
-#include "compute_util.h"
+#include "product_util.h"
 
 #include <limits.h>
 
 static const enum fs_dtype types[] = {
         FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q4_0, FS_Q4_1, FS_Q5_0, FS_Q5_1, FS_Q4_K, FS_Q5_K, FS_Q6_K};
-
-struct shape {
-	int64_t in, out, n;
-};
-
-struct product {
-	struct shape s;
-	enum fs_dtype type;
-	uint8_t *w;
-	float *deq, *bias, *x, *y0; /* y0: what y held before */
-};
-
-static struct product make(enum fs_dtype type, struct shape s)
-{
-	struct product p = {.s = s, .type = type, .w = random_weight(type, s.in, s.out)};
-	size_t row = fs_dtype_row_bytes(type, s.in);
-
-	p.deq = need((size_t)(s.in * s.out) * sizeof(float));
-	for (int64_t o = 0; o < s.out; o++)
-		fs_dequantize_row(type, p.w + (size_t)o * row, p.deq + o * s.in, s.in);
-	p.bias = randoms(s.out);
-	p.x = randoms(s.n * s.in);
-	p.y0 = randoms(s.n * s.out);
-	return p;
-}
-
-static void drop(struct product *p)
-{
-	free(p->w);
-	free(p->deq);
-	free(p->bias);
-	free(p->x);
-	free(p->y0);
-}
 
 enum form { FORM_F32, FORM_INT8, FORM_BF16 };
 

@@ -4,7 +4,7 @@
  * pieces, products in slices, recorded steps. With FS_SIMT on the imitation of runtime, cuBLAS and kernels;
  * else on the first card, where there is none it skips and says why.
  */
-#include "compute_util.h"
+#include "product_util.h"
 
 #include "common/compute/cuda/cuda.h"
 
@@ -118,39 +118,6 @@ static void test_facts(void **state)
 
 static const enum fs_dtype types[] = {
         FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q4_0, FS_Q4_1, FS_Q5_0, FS_Q5_1, FS_Q4_K, FS_Q5_K, FS_Q6_K};
-
-struct shape {
-	int64_t in, out, n;
-};
-struct product {
-	struct shape s;
-	enum fs_dtype type;
-	uint8_t *w;
-	float *deq, *bias, *x, *y0;
-};
-
-static struct product make(enum fs_dtype type, struct shape s)
-{
-	struct product p = {.s = s, .type = type, .w = random_weight(type, s.in, s.out)};
-	size_t row = fs_dtype_row_bytes(type, s.in);
-
-	p.deq = need((size_t)(s.in * s.out) * sizeof(float));
-	for (int64_t o = 0; o < s.out; o++)
-		fs_dequantize_row(type, p.w + (size_t)o * row, p.deq + o * s.in, s.in);
-	p.bias = randoms(s.out);
-	p.x = randoms(s.n * s.in);
-	p.y0 = randoms(s.n * s.out);
-	return p;
-}
-
-static void drop(struct product *p)
-{
-	free(p->w);
-	free(p->deq);
-	free(p->bias);
-	free(p->x);
-	free(p->y0);
-}
 
 static struct fs_weight load(struct fs_dev *d, const struct product *p, bool packed)
 {
