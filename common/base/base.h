@@ -187,7 +187,7 @@ struct fs_child {
 };
 /*
  * Starts argv[0] (searched in PATH when it holds no '/'), argv NULL-terminated, env NULL = ours. The child
- * gets default signal handlers, an empty mask, PR_SET_PDEATHSIG(SIGTERM) of the starting thread only when
+ * gets default signal handlers, an empty mask, PR_SET_PDEATHSIG(SIGKILL) of the starting thread only when
  * die_with_parent is set, and no descriptors but 0-2. A failed exec is FS_EUNAVAILABLE with its reason,
  * reported through a close-on-exec pipe.
  */

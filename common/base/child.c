@@ -63,7 +63,7 @@ _Noreturn static void exec_child(const struct pipes *p, const char *const argv[]
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	if (die) {
-		prctl(PR_SET_PDEATHSIG, SIGTERM);
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a stopped process would keep any other for later */
 		if (getppid() != parent)
 			_exit(127);
 	}
