@@ -103,7 +103,7 @@ static void start(struct fs_encproc *p)
 	p->oom_kills = fs_launch_oom_kills();
 	int rc = fs_launch_init(&l, &p->o, &e);
 	if (rc == FS_OK)
-		rc = fs_child_start(&p->child, l.argv, l.env, true, p->o.die_with_parent, &e);
+		rc = fs_child_start(&p->child, l.argv, l.env, true, true, &e); /* it dies with this thread */
 	fs_launch_finish(&l);
 	if (rc) {
 		p->start_failed = true;

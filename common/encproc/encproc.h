@@ -4,7 +4,8 @@
  * queues. One thread, never blocks: all waiting is done by deadlines and the caller's poll loop.
  *
  * States: ABSENT -> STARTING -> READY <-> BUSY; ENDING while it is being ended; BACKOFF after a failure,
- * until the next start. It signals the group that it started and nothing else.
+ * until the next start. It signals the group that it started and nothing else; the encoder is
+ * killed when that thread ends without a word.
  */
 #ifndef FS_COMMON_ENCPROC_H
 #define FS_COMMON_ENCPROC_H
@@ -27,7 +28,6 @@ struct fs_encproc_opts { /* strings and args are borrowed for as long as the enc
 	bool gpu_if_any;      /* --device auto, which farsight-encoder alone knows */
 	bool extended;        /* it speaks the extended protocol */
 	bool on_demand;       /* started by fs_encproc_wake alone, after a failure too */
-	bool die_with_parent; /* ends with the thread that calls these functions */
 	int32_t threads, min_tokens, max_tokens; /* 0 = the encoder's own */
 	int32_t ready_timeout_s;                 /* from its start to READY */
 	int32_t encode_timeout_s;                /* from an order to its answer */

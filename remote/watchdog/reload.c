@@ -10,7 +10,6 @@
 void fs_wd_encoder_opts(const struct fs_wd_config *c, struct fs_encproc_opts *o)
 {
 	*o = (struct fs_encproc_opts){.program = c->encoder,
-	        .die_with_parent = true,
 	        .mmproj = c->mmproj,
 	        .model = c->model,
 	        .args = c->encoder_args,

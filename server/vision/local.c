@@ -372,7 +372,6 @@ int fs_local_create(
 	        .gpu = o->gpu,
 	        .extended = o->extended,
 	        .on_demand = o->elastic,
-	        .die_with_parent = true,
 	        .threads = o->threads,
 	        .min_tokens = h->v->o.min_tokens,
 	        .max_tokens = h->v->o.max_tokens,
