@@ -14,17 +14,18 @@ import numpy as np
 import torch
 
 import talk
-from draw import fitted, patch_labels, scene
+from draw import crowd, fitted, patch_labels, scene
 
 SHARD = 256
+KINDS = {"easy": 24, "whole": 400, "crowd": 160}  # and how many shards of each
 # (h, w) and weight: the grids that smart_resize makes between the files' pixel limits of pictures with sides of up to
 # about 3 : 2.
 SIZES = [((168, 168), 4), ((140, 196), 1.2), ((196, 140), 1.2), ((140, 168), 1.2), ((168, 140), 1.2)]
-EASY_SHARDS = 24
 
 
-def draw_shard(seed, k, level, count=SHARD, want=None, words=None, size=None):
-    rng = np.random.default_rng([seed, k])
+def draw_shard(seed, k, kind="whole", count=SHARD, want=None, words=None, size=None, loose=.1):
+    """`count` pictures of one size: easy (one or two things), whole, or crowd (see draw.crowd)."""
+    rng = np.random.default_rng([seed, k, *([] if kind == "whole" else [list(KINDS).index(kind)])])
     if size is None:
         weights = np.array([w for _, w in SIZES])
         size = SIZES[int(rng.choice(len(SIZES), p=weights / weights.sum()))][0]
@@ -32,21 +33,21 @@ def draw_shard(seed, k, level, count=SHARD, want=None, words=None, size=None):
     pixels = np.empty((count, h, w, 3), np.uint8)
     about, labels = [], []
     for i in range(count):
-        image, a = scene(rng, w, h, level, want, words)
+        image, a = crowd(rng, w, h) if kind == "crowd" else scene(rng, w, h, kind != "easy", want, words, loose)
         pixels[i] = fitted(image, a)
         about.append(a)
         labels.append(patch_labels(a))
     return pixels, about, [np.stack(x) for x in zip(*labels)]
 
 
-def draw_pool(folder, seed, shards):
-    """Draws what is missing of the pool; files appear whole."""
+def draw_pool(folder, seed):
+    """Draws what is missing of the pool, all kinds side by side; files appear whole."""
     os.makedirs(folder, exist_ok=True)
-    for k in range(shards):
-        name = os.path.join(folder, f"{k:05d}")
+    for part, kind, k in sorted(((k + 1) / n, kind, k) for kind, n in KINDS.items() for k in range(n)):
+        name = os.path.join(folder, f"{kind}-{k:04d}")
         if os.path.exists(name + ".pkl"):
             continue
-        pixels, about, labels = draw_shard(seed, k, 0 if k < EASY_SHARDS else 1)
+        pixels, about, labels = draw_shard(seed, k, kind, loose=.3)
         np.save(name + ".tmp.npy", pixels)
         os.rename(name + ".tmp.npy", name + ".npy")
         with open(name + ".tmp", "wb") as f:
@@ -55,29 +56,29 @@ def draw_pool(folder, seed, shards):
 
 
 class Pool:
-    """The shards drawn so far: easy ones with one or two things, and the others."""
+    """The shards drawn so far."""
 
     def __init__(self, folder):
         self.folder, self.loaded = folder, {}
 
-    def names(self):
-        return sorted(f[:-4] for f in os.listdir(self.folder) if f.endswith(".pkl"))
+    def names(self, kind):
+        return sorted(f[:-4] for f in os.listdir(self.folder) if f.startswith(kind) and f.endswith(".pkl"))
 
-    def take(self, rng, n, share):
-        """n pictures of one shard, an easy one at this share -> pixels u8 [n, h, w, 3], descriptions, labels."""
-        names = self.names()
-        easy = names[:EASY_SHARDS]
-        hard = names[EASY_SHARDS:]
-        name = talk.pick(rng, easy if not hard or rng.random() < share else hard)
+    def ready(self):
+        return os.path.isdir(self.folder) and all(self.names(kind) for kind in KINDS)
+
+    def take(self, rng, n, kind):
+        """n pictures of one shard of that kind -> pixels u8 [n, h, w, 3], descriptions, labels."""
+        name = talk.pick(rng, self.names(kind))
         if name not in self.loaded:
-            if len(self.loaded) > 600:
-                self.loaded.pop(next(iter(self.loaded)))
             with open(os.path.join(self.folder, name + ".pkl"), "rb") as f:
-                self.loaded[name] = pickle.load(f)
+                about, labels = pickle.load(f)
+            # Kept small, and of few objects: with millions of them Python hardly ever looks for garbage any more.
+            self.loaded[name] = [pickle.dumps(a) for a in about], [x.astype(np.int8) for x in labels]
         about, labels = self.loaded[name]
         pixels = np.load(os.path.join(self.folder, name + ".npy"), mmap_mode="r")
         at = np.sort(rng.choice(len(about), n, replace=False))
-        return pixels[at], [about[i] for i in at], [x[at] for x in labels]
+        return pixels[at], [pickle.loads(about[i]) for i in at], [x[at].astype(np.int64) for x in labels]
 
 
 class Sequence:

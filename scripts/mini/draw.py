@@ -147,20 +147,28 @@ def place_text(rng, w, h, kind, string, usable):
                 place=place_of(cx, cy, w, h), font=index, size=size, at=(px, py))
 
 
-def choose_text(rng, words):
+def letters(rng, n):
+    return "".join(chr(97 + int(c)) for c in rng.integers(0, 26, n))
+
+
+def choose_text(rng, words, loose):
     if rng.random() < 0.45:
         n = int(rng.choice([1, 2, 3], p=[.4, .35, .25]))
         digits = rng.integers(0, 10, n)
         if n > 1 and digits[0] == 0:
             digits[0] = rng.integers(1, 10)
         return "number", "".join(map(str, digits))
-    if words is None and rng.random() < 0.1:
-        n = int(rng.integers(2, 6))
-        string = "".join(chr(97 + int(c)) for c in rng.integers(0, 26, n))
+    if words is None and rng.random() < loose:
+        string = letters(rng, int(rng.integers(2, 6)))
     else:
         words = words or WORDS
         string = words[int(rng.integers(len(words)))]
     return "word", string.upper() if rng.random() < 0.3 else string
+
+
+def meets(box, others):
+    """Whether a box comes closer than 2 px to one of the others."""
+    return any(box[2] > b[0] - 2 and box[0] < b[2] + 2 and box[3] > b[1] - 2 and box[1] < b[3] + 2 for b in others)
 
 
 def add_objects(rng, w, h, n, usable, taken):
@@ -181,8 +189,7 @@ def add_objects(rng, w, h, n, usable, taken):
                 continue
             if any(math.dist((cx, cy), (o["x"], o["y"])) < r + o["r"] + 2 for o in objects):
                 continue
-            if any(cx + r > b[0] - 2 and cx - r < b[2] + 2 and cy + r > b[1] - 2 and cy - r < b[3] + 2
-                   for b in taken):
+            if meets((cx - r, cy - r, cx + r, cy + r), taken):
                 continue
             shape = SHAPES[int(main_shape if same_shape and rng.random() < .65 else rng.integers(len(SHAPES)))]
             colour = main_colour if same_colour and rng.random() < .6 else usable[int(rng.integers(len(usable)))]
@@ -193,21 +200,43 @@ def add_objects(rng, w, h, n, usable, taken):
     return objects
 
 
-def scene(rng, w, h, level=1, want=None, words=None):
-    """level 0: one or two things; 1: everything. want: "shapes" or "text" or None. -> (image RGB, description)."""
-    dw, dh = w, h
+def drawn_size(rng, w, h):
+    """Size at which a picture for the grid size w x h is drawn: sometimes another, stretched afterwards, as the
+    preprocessing does it."""
     other = rng.random()
-    if other < 0.2:  # not on the grid: stretched afterwards, as the preprocessing does it
-        dw, dh = w + int(rng.integers(-13, 14)), h + int(rng.integers(-13, 14))
-    elif other < 0.32:
+    if other < 0.2:
+        return w + int(rng.integers(-13, 14)), h + int(rng.integers(-13, 14))
+    if other < 0.32:
         grow = rng.uniform(.75, 1.6)
-        dw, dh = int(w * grow), int(h * grow)
+        return int(w * grow), int(h * grow)
+    return w, h
+
+
+def paint(rng, image, objects, texts):
+    """Draws things on a background of SCALE times the picture's size -> picture, sometimes with noise."""
+    draw = ImageDraw.Draw(image)
+    for o in objects:
+        draw_shape(draw, o["shape"], jitter(rng, COLOURS[o["colour"]], 14), o["x"], o["y"], o["r"], o["turn"])
+    for t in texts:
+        draw.text((t["at"][0] * SCALE, t["at"][1] * SCALE), t["drawn"], font=font(t["font"], t["size"] * SCALE),
+                  fill=jitter(rng, COLOURS[t["colour"]], 14))
+    image = image.reduce(SCALE)
+    if rng.random() < 0.25:
+        noise = rng.normal(0, rng.uniform(2, 12), (image.height, image.width, 1 if rng.random() < .5 else 3))
+        image = Image.fromarray(np.clip(np.asarray(image, np.float32) + noise, 0, 255).astype(np.uint8))
+    return image
+
+
+def scene(rng, w, h, level=1, want=None, words=None, loose=.1):
+    """level 0: one or two things; 1: everything. want: "shapes" or "text" or None. words: what texts are taken from;
+    loose: else the share of texts that are letters at random. -> (image RGB, description)."""
+    dw, dh = drawn_size(rng, w, h)
     want = want or ("text" if rng.random() < 0.42 else "shapes")
     image, bg = background(rng, dw * SCALE, dh * SCALE)
     usable = [c for c in COLOUR_NAMES if far(bg, COLOURS[c], 120)]
     text, taken = None, []
     if want == "text":
-        kind, string = choose_text(rng, words)
+        kind, string = choose_text(rng, words, loose)
         text = place_text(rng, dw, dh, kind, string, usable)
         taken.append(text["box"])
         n = int(rng.integers(1, 4)) if level and rng.random() < 0.25 else 0
@@ -216,25 +245,33 @@ def scene(rng, w, h, level=1, want=None, words=None):
     else:
         n = int(rng.choice(7, p=[.03, .17, .2, .2, .16, .13, .11]))
     objects = add_objects(rng, dw, dh, n, usable, taken)
-    draw = ImageDraw.Draw(image)
-    for o in objects:
-        draw_shape(draw, o["shape"], jitter(rng, COLOURS[o["colour"]], 14), o["x"], o["y"], o["r"], o["turn"])
-    if text:
-        draw.text((text["at"][0] * SCALE, text["at"][1] * SCALE), text["drawn"],
-                  font=font(text["font"], text["size"] * SCALE), fill=jitter(rng, COLOURS[text["colour"]], 14))
-    image = image.reduce(SCALE)
-    if rng.random() < 0.25:
-        noise = rng.normal(0, rng.uniform(2, 12), (dh, dw, 1 if rng.random() < .5 else 3))
-        image = Image.fromarray(np.clip(np.asarray(image, np.float32) + noise, 0, 255).astype(np.uint8))
-    about = dict(w=w, h=h, drawn_w=dw, drawn_h=dh, objects=objects, text=text)
+    image = paint(rng, image, objects, [text] if text else [])
+    about = dict(w=w, h=h, drawn_w=dw, drawn_h=dh, objects=objects, text=text, texts=[text] if text else [])
+    return image, rescale(about, w / dw, h / dh)
+
+
+def crowd(rng, w, h):
+    """A picture as full of words, numbers and shapes as it will hold: nothing can be asked about it, but the tower sees
+    many times more characters in it than in others. -> (image RGB, description with several texts)."""
+    dw, dh = drawn_size(rng, w, h)
+    image, bg = background(rng, dw * SCALE, dh * SCALE)
+    usable = [c for c in COLOUR_NAMES if far(bg, COLOURS[c], 120)]
+    texts = []
+    for _ in range(14):
+        kind, string = choose_text(rng, None, .6)
+        text = place_text(rng, dw, dh, kind, string, usable)
+        if not meets(text["box"], [t["box"] for t in texts]):
+            texts.append(text)
+    objects = add_objects(rng, dw, dh, int(rng.integers(0, 10)), usable, [t["box"] for t in texts])
+    image = paint(rng, image, objects, texts)
+    about = dict(w=w, h=h, drawn_w=dw, drawn_h=dh, objects=objects, text=None, texts=texts)
     return image, rescale(about, w / dw, h / dh)
 
 
 def rescale(about, sx, sy):
     for o in about["objects"]:
         o["x"], o["y"], o["r"] = o["x"] * sx, o["y"] * sy, o["r"] * min(sx, sy)
-    if about["text"]:
-        t = about["text"]
+    for t in about["texts"]:
         t["chars"] = [(c, x * sx, y * sy) for c, x, y in t["chars"]]
         t["box"] = (t["box"][0] * sx, t["box"][1] * sy, t["box"][2] * sx, t["box"][3] * sy)
     return about
@@ -264,12 +301,12 @@ def patch_labels(about):
         cell_shape[cy, cx] = SHAPES.index(o["shape"]) + 1
         cell_colour[cy, cx] = COLOUR_NAMES.index(o["colour"]) + 1
         cell_place[cy, cx] = o["place"] + 1
-    if about["text"]:
-        for k, (c, x, y) in enumerate(about["text"]["chars"]):
+    for text in about["texts"]:
+        for k, (c, x, y) in enumerate(text["chars"]):
             py, px = min(max(int(y / 14), 0), gh - 1), min(max(int(x / 14), 0), gw - 1)
             char[py, px] = CHARS.index(c) + 1 if char[py, px] == 0 else -1
-            nth[py, px], left[py, px] = k + 1, len(about["text"]["chars"]) - k
-            colour[py, px] = COLOUR_NAMES.index(about["text"]["colour"]) + 1
+            nth[py, px], left[py, px] = k + 1, len(text["chars"]) - k
+            colour[py, px] = COLOUR_NAMES.index(text["colour"]) + 1
             cell_colour[py // 2, px // 2] = colour[py, px]
     nth[char < 0], left[char < 0] = -1, -1
     return shape, colour, char, cell_shape, cell_colour, cell_place, nth, left

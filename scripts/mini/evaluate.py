@@ -11,7 +11,7 @@ import torch
 
 import data
 import talk
-from draw import UNSEEN_WORDS, WORDS, fitted, scene
+from draw import UNSEEN_WORDS, WORDS, fitted, letters, scene
 from export import read_back
 from model import patches
 from train import losses, right
@@ -52,8 +52,7 @@ def words(model, v, counts, name, least, choose):
 
 
 def random_letters(rng):
-    n = int(rng.integers(2, 6))
-    return ["".join(chr(97 + int(c)) for c in rng.integers(0, 26, n))]
+    return [letters(rng, int(rng.integers(2, 6)))]
 
 
 def table(model, v, least=300):
@@ -62,7 +61,7 @@ def table(model, v, least=300):
     needed = [x for x in KINDS if x not in ("word", "random letters", "unseen word")]
     while any(counts[x][1] < least for x in needed) and k < 200:
         rng = np.random.default_rng([SEED, 77, k])
-        taken = data.draw_shard(SEED, k, 1, 24, size=SIZES[k % len(SIZES)])
+        taken = data.draw_shard(SEED, k, count=24, size=SIZES[k % len(SIZES)])
         for kind, ok in run(model, v, taken, forms[k % 4], rng):
             if kind != "word":
                 counts[kind][0] += ok

@@ -9,6 +9,7 @@ machine of unknown speed. Checkpoints hold everything that is needed to go on.
 """
 import argparse
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -163,18 +164,19 @@ def arguments(args=None):
     p = argparse.ArgumentParser()
     p.add_argument("--work", default="/tmp/farsight-mini", help="pool, vocabulary, checkpoints")
     p.add_argument("--models", required=True, help="folder of the two GGUF files")
-    p.add_argument("--minutes", type=float, default=150)
+    p.add_argument("--minutes", type=float, default=120)
     p.add_argument("--steps", type=int, default=0, help="instead of --minutes")
-    p.add_argument("--batch", type=int, default=20, help="pictures a step")
+    p.add_argument("--batch", type=int, default=24, help="pictures a step")
     p.add_argument("--micro", type=int, default=4, help="microbatches a step")
-    p.add_argument("--pairs", type=int, default=12, help="conversations a picture")
+    p.add_argument("--pairs", type=int, default=10, help="conversations a picture")
     p.add_argument("--processes", type=int, default=2)
-    p.add_argument("--shards", type=int, default=400)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--log", default="")
-    p.add_argument("--tower-until", type=float, default=.4, help="progress at which the text model begins to learn")
+    p.add_argument("--tower-until", type=float, default=.35, help="progress at which the text model begins to learn")
     p.add_argument("--still-until", type=float, default=.3, help="share of the reading during which the tower keeps still")
     p.add_argument("--still", type=float, default=.4, help="share of the microbatches after that in which it keeps still")
+    p.add_argument("--crowd", type=float, default=.15, help="share of the microbatches in which the tower goes on alone, with "
+                   "crowded pictures, while the text model reads")
     p.add_argument("--easy", type=float, default=1, help="share of easy pictures when reading begins")
     p.add_argument("--peak", type=float, nargs=2, default=(.004, .002), help="highest rates of Muon and AdamW; at .008 "
                    "attention of the text model saturates and it never learns to read")
@@ -190,7 +192,7 @@ def arguments(args=None):
 
 
 def start_drawing(o):
-    code = f"import data; data.draw_pool({os.path.join(o.work, 'pool')!r}, {o.seed}, {o.shards})"
+    code = f"import data; data.draw_pool({os.path.join(o.work, 'pool')!r}, {o.seed})"
     env = dict(os.environ, OMP_NUM_THREADS="1")
     return subprocess.Popen(["nice", "-n", "10", sys.executable, "-c", code], env=env,
                             cwd=os.path.dirname(os.path.abspath(__file__)))
@@ -275,7 +277,7 @@ class Trainer:
         """Once the tower has learned alone: centres its rows and brings them to a spread of .3, a text model's own
         scale. What the readouts say stays the same. A large offset that all rows share hides their differences from
         attention."""
-        pixels, _, _ = pool.take(np.random.default_rng([self.o.seed, 78]), 96, .05)
+        pixels, _, _ = pool.take(np.random.default_rng([self.o.seed, 78]), 96, "whole")
         rows, _ = self.model.tower(patches(torch.from_numpy(np.ascontiguousarray(pixels))), pixels.shape[1] // 14,
                                    pixels.shape[2] // 14)
         rows = rows.reshape(-1, rows.shape[-1])
@@ -312,35 +314,40 @@ class Trainer:
         """One microbatch's gradients, added to what this process has."""
         o = self.o
         rng = np.random.default_rng([o.seed, 77, step, k])
-        if progress < o.tower_until:  # the tower alone learns to see, at less than half the cost of a whole step
-            pixels, _, labels = pool.take(rng, 3 * o.batch // o.micro, .05)
+        alone = progress < o.tower_until  # the tower learns to see, at less than half the cost of a whole step
+        if alone or rng.random() < o.crowd:
+            kind = "crowd" if not alone or rng.random() < .6 else "easy" if rng.random() < .1 else "whole"
+            pixels, _, labels = pool.take(rng, (3 if alone else 2) * o.batch // o.micro, kind)
             _, aux = see(self.model, torch.from_numpy(np.ascontiguousarray(pixels)), [torch.from_numpy(x) for x in labels],
                          not o.f32)
-            (aux / o.micro).backward()
-            return 0., aux.item()
+            (aux * (1 if alone else o.aux[progress >= .5]) / o.micro).backward()
+            return 0., aux.item(), alone
         r = rng.random()
         # Reading begins with pictures of one or two things: there the way from a word to its row is found soonest.
         read = reading(o, progress)
         form = "after" if r < .15 else "plain"
         still = read < o.still_until or rng.random() < o.still
-        taken = pool.take(rng, o.batch // o.micro, max(.05, o.easy * (1 - 2.5 * read)))
+        easy = rng.random() < max(.05, o.easy * (1 - 2.5 * read))
+        taken = pool.take(rng, o.batch // o.micro, "easy" if easy else "whole")
         pixels, labels, text, _ = data.batch(rng, self.v, taken, o.pairs, form, o.again)
         answer, aux, _, _ = losses(self.model, pixels, labels, text, not o.f32, still)
         ((answer + o.aux[progress >= .5] * aux) / o.micro).backward()
-        return answer.item(), aux.item()
+        return answer.item(), aux.item(), 1.
 
     def share_step(self, rank, pool):
         """One process's part of a step, from the first barrier to the last."""
         self.barrier.wait()
         step, progress = self.shared_step.value, self.shared_progress.value
         self.numbers[rank] = 0
+        if step % 50 == 0:
+            gc.collect()
         while True:
             with self.next.get_lock():
                 k = self.next.value
                 self.next.value += 1
             if k >= self.o.micro:
                 break
-            self.numbers[rank] += torch.tensor([*self.micro(pool, step, k, progress), 1.])
+            self.numbers[rank] += torch.tensor(self.micro(pool, step, k, progress))
         mine = self.grads[rank]
         for p, a, b in zip(self.params, self.ends, self.ends[1:]):
             if p.grad is None:
@@ -373,6 +380,7 @@ class Trainer:
 
     def train_step(self, pool):
         """Rank 0: leads one step. -> answer loss, auxiliary loss."""
+        o = self.o
         if not self.settled and self.progress() >= self.o.tower_until:
             self.settle(pool)
             self.settled = True
@@ -384,7 +392,7 @@ class Trainer:
             for k, p in self.model.state_dict().items():
                 self.average[k].lerp_(p, 1 - keep)
         n = self.numbers.sum(0)
-        return (n[0] / n[2]).item(), (n[1] / n[2]).item()
+        return (n[0] / n[2].clamp(min=1)).item(), (n[1] / o.micro).item()
 
     def follow(self, rank, pool):
         while True:
@@ -406,7 +414,7 @@ def prctl_die_with_parent():
 def held_out():
     """Pictures of another seed, 24 of each form of sequence."""
     sizes = [(168, 168), (140, 168), (196, 140), (140, 196), (168, 168), (168, 140)]
-    return [data.draw_shard(990, k, 1, 24, size=s) for k, s in enumerate(sizes)]
+    return [data.draw_shard(990, k, count=24, size=s) for k, s in enumerate(sizes)]
 
 
 def report(log, t, mean, counts):
@@ -456,7 +464,7 @@ def main(args=None):
     t = Trainer(o)
     drawing = start_drawing(o)
     pool = data.Pool(os.path.join(o.work, "pool"))
-    while not os.path.isdir(pool.folder) or len(pool.names()) < 3:
+    while not pool.ready():
         time.sleep(.5)
     others = [mp.get_context("fork").Process(target=follower, args=(t, r, pool.folder), daemon=True) for r in range(1, o.processes)]
     for p in others:
