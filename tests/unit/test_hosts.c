@@ -519,23 +519,6 @@ static void an_alias_that_moves_is_followed(void **state)
 	test_sshd_start(&sshd);
 }
 
-static int setup(void **state)
-{
-	unsetenv("SSH_AUTH_SOCK");
-	if (!getenv("FS_LOG"))
-		fs_log_set_level(FS_LOG_ERROR);
-	test_sshd_init(&sshd, NULL);
-	test_sshd_init(&sshd2, NULL);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	test_sshd_finish(&sshd);
-	test_sshd_finish(&sshd2);
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -559,14 +542,5 @@ int main(int argc, char **argv)
 	        cmocka_unit_test(bad_wake_up_addresses_are_refused),
 	        cmocka_unit_test(an_alias_that_moves_is_followed),
 	};
-	agent = getenv("FS_FAKE_AGENT");
-	if (!agent) {
-		fprintf(stderr, "FS_FAKE_AGENT must name the fake_agent program\n");
-		return 1;
-	}
-	if (!test_sshd_available())
-		return 77; /* skipped */
-	if (argc > 1)
-		cmocka_set_test_filter(argv[1]);
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return vision_tests(tests, argc, argv);
 }

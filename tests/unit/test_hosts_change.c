@@ -304,23 +304,6 @@ static void the_model_of_a_host_may_change(void **state)
 	fs_vision_destroy(r.v);
 }
 
-static int setup(void **state)
-{
-	unsetenv("SSH_AUTH_SOCK");
-	if (!getenv("FS_LOG"))
-		fs_log_set_level(FS_LOG_ERROR);
-	test_sshd_init(&sshd, NULL);
-	test_sshd_init(&sshd2, NULL);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	test_sshd_finish(&sshd);
-	test_sshd_finish(&sshd2);
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -334,14 +317,5 @@ int main(int argc, char **argv)
 	        cmocka_unit_test(the_model_of_a_replaced_host_binds_nobody),
 	        cmocka_unit_test(the_model_of_a_host_may_change),
 	};
-	agent = getenv("FS_FAKE_AGENT");
-	if (!agent) {
-		fprintf(stderr, "FS_FAKE_AGENT must name the fake_agent program\n");
-		return 1;
-	}
-	if (!test_sshd_available())
-		return 77; /* skipped */
-	if (argc > 1)
-		cmocka_set_test_filter(argv[1]);
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return vision_tests(tests, argc, argv);
 }

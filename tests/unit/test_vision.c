@@ -558,24 +558,7 @@ static void nonsense_is_refused(void **state)
 	fs_vision_destroy(r.v);
 }
 
-static int setup(void **state)
-{
-	unsetenv("SSH_AUTH_SOCK");
-	if (!getenv("FS_LOG"))
-		fs_log_set_level(FS_LOG_ERROR);
-	test_sshd_init(&sshd, NULL);
-	test_sshd_init(&sshd2, NULL);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	test_sshd_finish(&sshd);
-	test_sshd_finish(&sshd2);
-	return 0;
-}
-
-int main(void)
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(rows_arrive_as_f32),
@@ -614,12 +597,5 @@ int main(void)
 	        cmocka_unit_test(second_host_with_another_model_is_refused),
 	        cmocka_unit_test(nonsense_is_refused),
 	};
-	agent = getenv("FS_FAKE_AGENT");
-	if (!agent) {
-		fprintf(stderr, "FS_FAKE_AGENT must name the fake_agent program\n");
-		return 1;
-	}
-	if (!test_sshd_available())
-		return 77; /* skipped */
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return vision_tests(tests, argc, argv);
 }

@@ -174,4 +174,39 @@ static inline void bad_encode(struct rig *r, int err, const char *want)
 	fs_vision_job_destroy(j);
 }
 
+/* ---- the program around the tests ---- */
+
+static inline int two_sshds(void **state)
+{
+	unsetenv("SSH_AUTH_SOCK");
+	if (!getenv("FS_LOG"))
+		fs_log_set_level(FS_LOG_ERROR);
+	test_sshd_init(&sshd, NULL);
+	test_sshd_init(&sshd2, NULL);
+	return 0;
+}
+
+static inline int no_sshds(void **state)
+{
+	test_sshd_finish(&sshd);
+	test_sshd_finish(&sshd2);
+	return 0;
+}
+
+/* What main does, once it has its array of tests; an argument chooses some by name. */
+#define vision_tests(tests, argc, argv)                                                                      \
+	(vision_tests_can_run(argc, argv) ? cmocka_run_group_tests(tests, two_sshds, no_sshds) : 77)
+
+static inline bool vision_tests_can_run(int argc, char **argv)
+{
+	agent = getenv("FS_FAKE_AGENT");
+	if (!agent) {
+		fprintf(stderr, "FS_FAKE_AGENT must name the fake_agent program\n");
+		exit(1);
+	}
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
+	return test_sshd_available();
+}
+
 #endif
