@@ -230,7 +230,6 @@ void fs_reload_run(struct fs_reload *r, struct fs_vision *vision)
 
 void fs_reload_close(struct fs_reload *r)
 {
-	struct fs_api_settings_state s = {.error = "the server is shutting down"};
 	struct fs_http_request *askers[MAX_ASKERS];
 	if (!r)
 		return;
@@ -241,7 +240,7 @@ void fs_reload_close(struct fs_reload *r)
 	r->closed = true;
 	pthread_mutex_unlock(&r->lock);
 	for (size_t i = 0; i < n; i++)
-		fs_api_reloaded(askers[i], &s);
+		fs_api_reloaded(askers[i], NULL);
 }
 
 void fs_reload_destroy(struct fs_reload *r)

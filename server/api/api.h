@@ -21,7 +21,7 @@ struct fs_api_settings_state {
 };
 /* Who reads the config. Both are called on the HTTP loop and do not block. ask hands the request over to who
  * answers it with fs_api_reloaded, on any thread; on failure it stays the caller's. file: the config that the
- * client means, NULL = any. */
+ * client means, NULL = any. FS_EUNAVAILABLE: busy or ending, may be asked again. */
 struct fs_api_settings {
 	int (*ask)(void *arg, const char *file, struct fs_http_request *r, struct fs_errbuf *e);
 	void (*tell)(void *arg, struct fs_api_settings_state *out);
@@ -53,7 +53,7 @@ void fs_api_stream_delete(void *arg, struct fs_http_request *r);    /* DELETE of
 void fs_api_streams_lookup(void *arg, struct fs_http_request *r);   /* POST /v1/streams/lookup */
 void fs_api_metrics(void *arg, struct fs_http_request *r);          /* GET /metrics */
 void fs_api_reload(void *arg, struct fs_http_request *r);           /* POST /v1/reload */
-/* Ends such a request, and gives up its reference. */
+/* Ends such a request, and gives up its reference. NULL: nobody reads the config any more. */
 void fs_api_reloaded(struct fs_http_request *r, const struct fs_api_settings_state *s);
 
 /* Errors that http answers itself, in the envelope of the API that the path belongs to: an

@@ -51,7 +51,8 @@ json_t *api_settings(const struct fs_api_settings_state *s)
 
 static void refuse(struct fs_http_request *r, int status, const char *code, const char *text)
 {
-	struct api_error err = {status, "invalid_request_error", code, NULL, text};
+	const char *type = status == 503 ? "unavailable_error" : "invalid_request_error";
+	struct api_error err = {status, type, code, NULL, text};
 	api_reply_error(r, &err);
 	fs_http_unref(r);
 }
@@ -80,13 +81,22 @@ void fs_api_reload(void *arg, struct fs_http_request *r)
 		refuse(r, 400, NULL, "the body must be empty, or an object whose \"config\" is a path");
 	else if (!api->settings.ask)
 		refuse(r, 404, NULL, "this server reads no config");
-	else if (api->settings.ask(api->settings.arg, file, r, &e))
-		refuse(r, 409, "config_refused", e.text);
+	else {
+		int err = api->settings.ask(api->settings.arg, file, r, &e);
+		if (err == FS_EUNAVAILABLE)
+			refuse(r, 503, "busy", e.text);
+		else if (err)
+			refuse(r, 409, "config_refused", e.text);
+	}
 	json_decref(body);
 }
 
 void fs_api_reloaded(struct fs_http_request *r, const struct fs_api_settings_state *s)
 {
+	if (!s) {
+		refuse(r, 503, "shutting_down", "the server is shutting down");
+		return;
+	}
 	if (*s->error) {
 		refuse(r, 409, "config_refused", s->error);
 		return;
