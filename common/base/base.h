@@ -145,8 +145,7 @@ enum fs_cancel_cause {
 	FS_CANCEL_DELETED,  /* its stream was deleted or replaced */
 	FS_CANCEL_DEADLINE, /* the deadline given at creation passed */
 	FS_CANCEL_SHUTDOWN,
-	FS_CANCEL_SIBLING, /* another part of the same request failed */
-	FS_CANCEL_UNREAD,  /* the client does not read its answer */
+	FS_CANCEL_UNREAD, /* the client does not read its answer */
 };
 struct fs_cancel; /* counted; every holder has a reference */
 /* A hook that fires once, from the firing thread, with no lock of the token held by callers of fs_cancelled.
@@ -177,6 +176,15 @@ void fs_cancel_shorten(struct fs_cancel *c, int64_t deadline);
 bool fs_cancel_listen(struct fs_cancel *c, struct fs_cancel_hook *h);
 /* Afterwards fn is neither running nor will run. Harmless when it was never added or has fired. */
 void fs_cancel_unlisten(struct fs_cancel *c, struct fs_cancel_hook *h);
+
+/* ---- where something computes, as settings and options name it ---- */
+
+#define FS_DEVICE_WORDS "\"auto\", \"cpu\", \"cuda\" or \"cuda:N\"" /* N in PCI bus order, 0 to 999 */
+bool fs_device_is_word(const char *s);
+/* "cuda" or "cuda:N". */
+bool fs_device_is_gpu(const char *s);
+/* The N of "cuda:N"; -1 of other words. */
+int fs_device_number(const char *s);
 
 /* ---- child processes, by argv, never a shell ---- */
 

@@ -35,17 +35,6 @@ static int open_cuda(const struct fs_dev_opts *o, struct fs_dev **out, struct fs
 }
 #endif
 
-/* "cuda" or "cuda:N" */
-static bool names_a_card(const char *name)
-{
-	const char *n = name + 5;
-
-	if (strncmp(name, "cuda", 4) != 0)
-		return false;
-	return name[4] == '\0' || (name[4] == ':' && n[0] >= '0' && n[0] <= '9' &&
-	                                  (n[1] == '\0' || (n[1] >= '0' && n[1] <= '9' && n[2] == '\0')));
-}
-
 int fs_dev_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errbuf *e)
 {
 	const char *name = o->device ? o->device : "auto";
@@ -56,18 +45,27 @@ int fs_dev_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errb
 		return fs_fail(e, FS_EINVAL, "threads: %d is not in 0..1024", o->threads);
 	if (!strcmp(name, "cpu"))
 		return fs_cpu_open(o, out, e);
-	if (names_a_card(name)) {
+	if (fs_device_is_gpu(name)) {
 		err = open_cuda(o, out, &why);
 		return err ? fs_fail(e, err, "device \"%s\": %s; use \"cpu\" or \"auto\" to do without", name,
 		                     why.text)
 		           : FS_OK;
 	}
 	if (strcmp(name, "auto"))
-		return fs_fail(e, FS_EINVAL, "device \"%s\" is not one of auto, cpu, cuda, cuda:N", name);
+		return fs_fail(e, FS_EINVAL, "device \"%s\" must be " FS_DEVICE_WORDS, name);
 	if (open_cuda(o, out, &why) == FS_OK)
 		return FS_OK;
 	fs_info("device \"auto\": the CPU, because %s", why.text);
 	return fs_cpu_open(o, out, e);
+}
+
+bool fs_dev_else_cpu(const struct fs_dev *d, const char *device, int err, const char *why)
+{
+	if (strcmp(device, "auto") != 0 || d == NULL || !fs_dev_is_gpu(d) || err == FS_EFORMAT ||
+	        err == FS_ENOTSUP)
+		return false;
+	fs_warn("the CPU is used instead of a GPU: %s", why);
+	return true;
 }
 
 void fs_dev_close(struct fs_dev *d)

@@ -29,6 +29,10 @@ struct fs_dev_opts {
 /* FS_EUNAVAILABLE: no such card or driver; FS_ENOTSUP: this build has no CUDA. "auto" falls back to the CPU
  * with one log line. */
 int fs_dev_open(const struct fs_dev_opts *o, struct fs_dev **out, struct fs_errbuf *e);
+/* Whether what failed with err on d, which was opened for `device`, is to be tried again on the CPU, because
+ * "auto" had chosen a GPU; then `why` is logged. Not when the file is at fault, which is as wrong on the CPU.
+ * d may be NULL. */
+bool fs_dev_else_cpu(const struct fs_dev *d, const char *device, int err, const char *why);
 void fs_dev_close(struct fs_dev *d); /* NULL is fine; everything allocated from it must have been freed */
 const char *fs_dev_name(const struct fs_dev *d); /* "cpu" | "cuda:0" */
 /* For people: "cpu: AVX-512 BF16, 2 threads". */

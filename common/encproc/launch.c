@@ -81,17 +81,14 @@ bool fs_encproc_is_ours(const char *program)
 
 int fs_encproc_set_device(struct fs_encproc_opts *o, const char *device, struct fs_errbuf *e)
 {
-	bool named = strncmp(device, "cuda:", 5) == 0;
-	size_t digits = named ? strspn(device + 5, "0123456789") : 0;
-	if (strcmp(device, "auto") && strcmp(device, "cpu") && strcmp(device, "cuda") &&
-	        (digits < 1 || digits > 3 || device[5 + digits]))
-		return fs_fail(e, FS_EINVAL, "must be \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"");
-	o->gpu = strncmp(device, "cuda", 4) == 0;
+	if (!fs_device_is_word(device))
+		return fs_fail(e, FS_EINVAL, "must be " FS_DEVICE_WORDS);
+	o->gpu = fs_device_is_gpu(device);
 	o->gpu_if_any = strcmp(device, "auto") == 0 && fs_encproc_is_ours(o->program);
 	snprintf(o->cuda_devices, sizeof(o->cuda_devices), "%s",
-	        named                     ? device + 5
-	        : o->gpu || o->gpu_if_any ? ""
-	                                  : "-1");
+	        fs_device_number(device) >= 0 ? device + 5
+	        : o->gpu || o->gpu_if_any     ? ""
+	                                      : "-1");
 	return FS_OK;
 }
 

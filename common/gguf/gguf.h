@@ -79,7 +79,6 @@ void fs_gguf_close(struct fs_gguf *g); /* NULL is fine */
  */
 #define FS_GGUF_CHANGED_STATUS 74 /* sysexits.h's EX_IOERR */
 void fs_gguf_name_changed_files(void);
-const char *fs_gguf_path(const struct fs_gguf *g);
 /* Sum of tensor bytes. */
 uint64_t fs_gguf_tensor_bytes(const struct fs_gguf *g);
 /* 32 hex digits and NUL: SHA-256 (first 16 bytes) over all metadata, the tensor table and the first 4 KiB of
@@ -121,6 +120,9 @@ const struct fs_gguf_tensor *fs_gguf_tensor_at(const struct fs_gguf *g, size_t i
 /* A tensor that must exist with these dimensions (0 = any); expected and actual shape are in the error. */
 int fs_gguf_need(const struct fs_gguf *g, const char *name, int64_t ne0, int64_t ne1,
         const struct fs_gguf_tensor **out, struct fs_errbuf *e);
+/* Part of a tensor as one of its own: elements first .. first + n of a vector (axis 0; not of a quantised
+ * type), rows first .. first + n of a matrix (axis 1). They must be there. */
+struct fs_gguf_tensor fs_gguf_part(const struct fs_gguf_tensor *t, int axis, int64_t first, int64_t n);
 
 /* ---- stubs: what a model says of itself, without its weights ---- */
 

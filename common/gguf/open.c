@@ -214,11 +214,6 @@ void fs_gguf_close(struct fs_gguf *g)
 	free(g);
 }
 
-const char *fs_gguf_path(const struct fs_gguf *g)
-{
-	return g->path;
-}
-
 uint64_t fs_gguf_tensor_bytes(const struct fs_gguf *g)
 {
 	uint64_t sum = 0;
@@ -325,4 +320,16 @@ int fs_gguf_need(const struct fs_gguf *g, const char *name, int64_t ne0, int64_t
 		return wrong_shape(g, t, ne0, ne1, e);
 	*out = t;
 	return FS_OK;
+}
+
+struct fs_gguf_tensor fs_gguf_part(const struct fs_gguf_tensor *t, int axis, int64_t first, int64_t n)
+{
+	struct fs_gguf_tensor part = *t;
+	size_t each = fs_dtype_row_bytes(t->type, axis == 0 ? 1 : t->ne[0]);
+
+	FS_ASSERT(each > 0 && (axis == 0 || axis == 1) && first >= 0 && n >= 0 && first + n <= t->ne[axis]);
+	part.ne[axis] = n;
+	part.data = (const uint8_t *)t->data + (size_t)first * each;
+	part.nbytes = (size_t)n * each;
+	return part;
 }

@@ -27,11 +27,6 @@ static const struct codec codecs[] = {
         [FS_IMAGE_GIF] = {"GIF", image_gif_probe, image_gif_decode},
 };
 
-const char *fs_image_format_name(enum fs_image_format f)
-{
-	return (size_t)f < FS_ARRAY_LEN(codecs) ? codecs[f].name : "unknown";
-}
-
 void fs_image_finish(struct fs_image *im)
 {
 	free(im->rgb);

@@ -28,8 +28,6 @@ struct fs_image_info {
 	int orientation;   /* EXIF 1..8; 1 when absent */
 };
 
-const char *fs_image_format_name(enum fs_image_format f); /* "JPEG" … */
-
 /* Reads the header alone: format, size, limits. FS_EFORMAT (unknown format: the text lists the known ones),
  * FS_ELIMIT (the text names the limit and the picture's size). Allocates next to nothing. */
 int fs_image_probe(const void *bytes, size_t n, const struct fs_image_limits *lim, struct fs_image_info *out,

@@ -147,11 +147,10 @@ static int place(struct fs_encoder *v, const struct fs_encoder_opts *o, const st
 	err = bring_up(v, &d, h, &why);
 	if (err == FS_OK)
 		return FS_OK;
-	if (err == FS_EFORMAT || strcmp(d.device, "auto") != 0 || v->d == NULL || !fs_dev_is_gpu(v->d)) {
+	if (!fs_dev_else_cpu(v->d, d.device, err, why.text)) {
 		fs_fail(e, err, "%s", why.text);
 		return o->gpu && v->d == NULL ? fs_fail_prefix(e, err, "no GPU to encode on") : err;
 	}
-	fs_warn("the CPU is used instead of a GPU: %s", why.text);
 	fs_dev_close(v->d);
 	v->d = NULL;
 	d.device = "cpu";

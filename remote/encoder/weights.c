@@ -142,18 +142,6 @@ static int load_patch(const struct loader *l, struct tower *t)
 
 /* ---- layers ---- */
 
-/* Rows first .. first + n - 1 of a tensor of rows. */
-static struct fs_gguf_tensor some_rows(const struct fs_gguf_tensor *t, int64_t first, int64_t n)
-{
-	struct fs_gguf_tensor part = *t;
-	size_t row = t->nbytes / (size_t)(t->ne[1] * t->ne[2] * t->ne[3]);
-
-	part.ne[1] = n;
-	part.data = (const uint8_t *)t->data + (size_t)first * row;
-	part.nbytes = (size_t)n * row;
-	return part;
-}
-
 /* The i-th third of the fused q, k, v. */
 static int load_fused(const struct loader *l, const char *base, int64_t n, int i, struct linear *y)
 {
@@ -166,7 +154,7 @@ static int load_fused(const struct loader *l, const char *base, int64_t n, int i
 	err = fs_gguf_need(l->g, name, n, 3 * n, &w, l->e);
 	if (err != FS_OK)
 		return err;
-	part = some_rows(w, i * n, n);
+	part = fs_gguf_part(w, 1, i * n, n);
 	err = take_weight(l, &part, &y->w);
 	snprintf(name, sizeof(name), "%s.bias", base);
 	b = fs_gguf_tensor(l->g, name);
@@ -177,10 +165,7 @@ static int load_fused(const struct loader *l, const char *base, int64_t n, int i
 		err = fs_fail(l->e, FS_EFORMAT, "tensor %s is quantised", name);
 	if (err != FS_OK)
 		return err;
-	part = *b;
-	part.ne[0] = n;
-	part.nbytes = b->nbytes / 3;
-	part.data = (const uint8_t *)b->data + (size_t)i * part.nbytes;
+	part = fs_gguf_part(b, 0, i * n, n);
 	return take_vector(l, &part, &y->b);
 }
 

@@ -208,11 +208,6 @@ static void set_defaults(struct fs_wd_config *c)
 	}
 }
 
-static bool on_gpu(const char *device)
-{
-	return strncmp(device, "cuda", 4) == 0;
-}
-
 /* The older words, gpu and gpu_device, in terms of "device". Beside it they may say the same. */
 static int choose_device(struct fs_wd_config *c, struct fs_errbuf *e)
 {
@@ -225,7 +220,7 @@ static int choose_device(struct fs_wd_config *c, struct fs_errbuf *e)
 		snprintf(older, sizeof(older), "%s", c->gpu ? "cuda" : "cpu");
 	if (c->gpu == 1 && c->gpu_device >= 0)
 		snprintf(older, sizeof(older), "cuda:%d", c->gpu_device);
-	bool same = !strcmp(older, c->device) || (!strcmp(older, "cuda") && on_gpu(c->device));
+	bool same = !strcmp(older, c->device) || (!strcmp(older, "cuda") && fs_device_is_gpu(c->device));
 	if (!c->device[0] || !strcmp(c->device, "auto"))
 		memcpy(c->device, older, sizeof(older));
 	else if (c->gpu >= 0 && !same)

@@ -18,9 +18,9 @@ static json_t *encoder_json(const struct fs_wd *wd)
 	const struct fs_encproc *p = &wd->enc;
 	return json_pack("{s:s, s:s, s:s, s:b, s:i, s:I, s:i, s:s, s:s, s:s, s:i}", "state",
 	        fs_encproc_state_name(p), "program", wd->cfg.encoder, "mmproj", wd->cfg.mmproj, "gpu",
-	        strncmp(wd->cfg.device, "cuda", 4) == 0, "pid", (int)p->child.pid, "starts",
-	        (json_int_t)p->starts, "failures", p->failures, "cause", p->cause, "device", p->facts.device,
-	        "fingerprint", p->facts.fingerprint, "n_embd", p->facts.n_embd);
+	        fs_device_is_gpu(wd->cfg.device), "pid", (int)p->child.pid, "starts", (json_int_t)p->starts,
+	        "failures", p->failures, "cause", p->cause, "device", p->facts.device, "fingerprint",
+	        p->facts.fingerprint, "n_embd", p->facts.n_embd);
 }
 
 int fs_wd_status(struct fs_wd *wd, struct fs_buf *out)

@@ -5,14 +5,9 @@
 
 static int check_device(const char *key, const char *device, struct fs_errbuf *e)
 {
-	bool named = strncmp(device, "cuda:", 5) == 0;
-	size_t digits = named ? strspn(device + 5, "0123456789") : 0;
-
-	if (strcmp(device, "auto") == 0 || strcmp(device, "cpu") == 0 || strcmp(device, "cuda") == 0 ||
-	        (digits >= 1 && digits <= 3 && device[5 + digits] == '\0'))
+	if (fs_device_is_word(device))
 		return FS_OK;
-	return fs_fail(e, FS_EINVAL,
-	        "\"%s\" is \"%.40s\"; it must be \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"", key, device);
+	return fs_fail(e, FS_EINVAL, "\"%s\" is \"%.40s\"; it must be " FS_DEVICE_WORDS, key, device);
 }
 
 /* Pictures are encoded on vision hosts, on this machine, or nowhere. */

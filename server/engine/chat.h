@@ -30,7 +30,7 @@ const char *fs_chat_name(const struct fs_chat *c);
 /* Text, or a picture. */
 static inline bool fs_part_is_picture(const struct fs_part *p)
 {
-	return p->rows != NULL || p->n_rows > 0;
+	return p->rows != NULL;
 }
 
 /* Whether tools, calls and their results have a form in this family. */

@@ -251,9 +251,7 @@ int fs_prompt_from_text(
 /* The pictures of all messages, in order. */
 struct pictures {
 	struct fs_rows **rows; /* [n] */
-	int32_t *n_rows;       /* [n] */
 	size_t n;
-	bool count_only; /* one at least has no rows */
 };
 
 static int collect_pictures(const struct fs_message *msgs, size_t n_msgs, struct pictures *p)
@@ -266,17 +264,13 @@ static int collect_pictures(const struct fs_message *msgs, size_t n_msgs, struct
 	if (p->n == 0)
 		return FS_OK;
 	p->rows = calloc(p->n, sizeof(struct fs_rows *));
-	p->n_rows = calloc(p->n, sizeof(*p->n_rows));
-	if (p->rows == NULL || p->n_rows == NULL)
+	if (p->rows == NULL)
 		return FS_ENOMEM;
 	for (size_t i = 0; i < n_msgs; i++)
 		for (size_t j = 0; j < msgs[i].n_parts; j++) {
 			const struct fs_part *part = &msgs[i].parts[j];
-			if (!fs_part_is_picture(part))
-				continue;
-			p->rows[at] = part->rows;
-			p->n_rows[at++] = part->rows != NULL ? part->rows->shape.n_tokens : part->n_rows;
-			p->count_only |= part->rows == NULL;
+			if (fs_part_is_picture(part))
+				p->rows[at++] = part->rows;
 		}
 	return FS_OK;
 }
@@ -295,9 +289,7 @@ static int chat_prompt(struct fs_engine *en, const struct fs_message *msgs, size
 	err = fs_chat_encode(en->core.chat, msgs, n, x, &ids, &opening, e);
 	if (err == FS_ELIMIT)
 		err = too_long(en, &ids, e);
-	if (err == FS_OK && pics->count_only)
-		err = fs_prompt_count(&en->core.model.hp, ids.data, ids.len, pics->n_rows, pics->n, &p, e);
-	else if (err == FS_OK)
+	if (err == FS_OK)
 		err = fs_prompt_from_ids(en, ids.data, ids.len, pics->rows, pics->n, &p, e);
 	if (err == FS_OK) {
 		p->answer = opening.len == 0;
@@ -325,7 +317,6 @@ int fs_prompt_from_chat_ex(struct fs_engine *en, const struct fs_message *msgs, 
 	if (err == FS_OK)
 		err = chat_prompt(en, msgs, n, x, &pics, out, e);
 	free(pics.rows);
-	free(pics.n_rows);
 	return err;
 }
 
@@ -422,8 +413,6 @@ int fs_engine_logits(struct fs_engine *en, const struct fs_prompt *p, float *out
 {
 	struct job j = {.en = en, .p = p, .out = out, .e = e};
 
-	if (p->count_only)
-		return fs_core_check(en->info.n_ctx, p, e);
 	if (p->n > en->info.n_ctx)
 		return fs_fail(
 		        e, FS_EINVAL, "the prompt has %d tokens, the context holds %d", p->n, en->info.n_ctx);

@@ -68,8 +68,6 @@ struct fs_part {          /* text, or a picture's rows: one of them */
 	const char *text; /* UTF-8 of text_len bytes; control tokens inside are plain text */
 	size_t text_len;
 	struct fs_rows *rows; /* not NULL: a picture; the prompt takes its own reference */
-	int32_t n_rows;       /* > 0 without rows: a picture of which only the number of rows is known. Such a
-	                         prompt can be counted, nothing else. */
 };
 struct fs_tool_call {
 	const char *name;

@@ -26,8 +26,6 @@ struct run {
 
 int fs_core_check(int32_t n_ctx, const struct fs_prompt *p, struct fs_errbuf *e)
 {
-	if (p->count_only)
-		return fs_fail(e, FS_EINVAL, "the prompt has pictures without rows: it can be counted only");
 	if (p->n < n_ctx)
 		return FS_OK;
 	return fs_fail(e, FS_EINVAL,

@@ -62,19 +62,6 @@ static void load_vector(struct loader *l, const char *name, int64_t n, bool requ
 		take_vector(l, t, out);
 }
 
-/* Rows first .. first + n of a matrix, or elements of a vector, as a tensor of its own. */
-static struct fs_gguf_tensor tensor_view(const struct fs_gguf_tensor *t, int64_t first, int64_t n)
-{
-	struct fs_gguf_tensor v = *t;
-	bool vector = t->n_dims < 2;
-	size_t row = vector ? fs_dtype_row_bytes(t->type, 1) : fs_dtype_row_bytes(t->type, t->ne[0]);
-
-	v.ne[vector ? 0 : 1] = n;
-	v.data = (const uint8_t *)t->data + (size_t)first * row;
-	v.nbytes = (size_t)n * row;
-	return v;
-}
-
 static void load_fused_bias(struct loader *l, int layer, struct fs_layer *y, int64_t nq, int64_t nkv)
 {
 	const struct fs_gguf_tensor *t;
@@ -89,8 +76,7 @@ static void load_fused_bias(struct loader *l, int layer, struct fs_layer *y, int
 		l->err = fs_fail(l->e, FS_ENOTSUP, "%s is quantised", name);
 	for (int i = 0; i < 3 && l->err == FS_OK; i++) {
 		int64_t n = i == 0 ? nq : nkv;
-		struct fs_gguf_tensor v = tensor_view(t, first, n);
-		v.n_dims = 1;
+		struct fs_gguf_tensor v = fs_gguf_part(t, 0, first, n);
 		take_vector(l, &v, to[i]);
 		first += n;
 	}
@@ -107,7 +93,7 @@ static void load_fused_qkv(struct loader *l, int layer, struct fs_layer *y, int6
 		        nq + 2 * nkv, &t, l->e);
 	for (int i = 0; i < 3 && l->err == FS_OK; i++) {
 		int64_t n = i == 0 ? nq : nkv;
-		struct fs_gguf_tensor v = tensor_view(t, first, n);
+		struct fs_gguf_tensor v = fs_gguf_part(t, 1, first, n);
 		take_weight(l, &v, to[i]);
 		first += n;
 	}

@@ -84,15 +84,14 @@ int fs_core_place(struct fs_core *c, const char *device, struct fs_errbuf *e)
 {
 	struct fs_errbuf why = {""};
 	int err = bring_up(c, device, &why);
-	bool gpu = c->dev != NULL && fs_dev_is_gpu(c->dev);
+	bool again;
 
 	if (err == FS_OK)
 		return FS_OK;
+	again = fs_dev_else_cpu(c->dev, device, err, why.text);
 	fs_core_displace(c);
-	/* what is wrong with the file is as wrong on the CPU */
-	if (strcmp(device, "auto") != 0 || !gpu || err == FS_EFORMAT || err == FS_ENOTSUP)
+	if (!again)
 		return fs_fail(e, err, "%s", why.text);
-	fs_warn("the CPU is used instead of a GPU: %s", why.text);
 	err = bring_up(c, "cpu", e);
 	if (err != FS_OK)
 		fs_core_displace(c);

@@ -17,9 +17,9 @@ static int check_rows(const struct fs_hparams *hp, const struct fs_rows *r, size
 	return FS_OK;
 }
 
-/* Counts cells and pictures and checks every id. Pictures have rows[], or n_rows[] when that is NULL. */
+/* Counts cells and pictures and checks every id. */
 static int measure(const struct fs_hparams *hp, const int32_t *ids, size_t n, struct fs_rows *const *rows,
-        const int32_t *n_rows, size_t n_pictures, int64_t *cells, struct fs_errbuf *e)
+        size_t n_pictures, int64_t *cells, struct fs_errbuf *e)
 {
 	size_t seen = 0;
 
@@ -40,10 +40,9 @@ static int measure(const struct fs_hparams *hp, const int32_t *ids, size_t n, st
 			        e, FS_EINVAL, "the prompt has a place for a picture that is not there");
 		if (!hp->mrope)
 			return fs_fail(e, FS_EINVAL, "this model (%s) can not take pictures", hp->arch_name);
-		if (rows != NULL && check_rows(hp, rows[seen], seen, e) != FS_OK)
+		if (check_rows(hp, rows[seen], seen, e) != FS_OK)
 			return FS_EINVAL;
-		*cells += rows != NULL ? rows[seen]->shape.n_tokens : n_rows[seen];
-		seen++;
+		*cells += rows[seen++]->shape.n_tokens;
 	}
 	if (seen != n_pictures)
 		return fs_fail(e, FS_EINVAL, "%zu pictures for %zu places in the prompt", n_pictures, seen);
@@ -101,7 +100,7 @@ int fs_prompt_build(const struct fs_hparams *hp, const int32_t *ids, size_t n, s
 {
 	struct fs_prompt *p;
 	int64_t cells;
-	int err = measure(hp, ids, n, rows, NULL, n_rows, &cells, e);
+	int err = measure(hp, ids, n, rows, n_rows, &cells, e);
 
 	if (err != FS_OK)
 		return err;
@@ -115,24 +114,6 @@ int fs_prompt_build(const struct fs_hparams *hp, const int32_t *ids, size_t n, s
 			put_picture(p, rows[p->n_pics]);
 	}
 	FS_ASSERT(p->n == cells);
-	*out = p;
-	return FS_OK;
-}
-
-int fs_prompt_count(const struct fs_hparams *hp, const int32_t *ids, size_t n, const int32_t *n_rows,
-        size_t n_pictures, struct fs_prompt **out, struct fs_errbuf *e)
-{
-	struct fs_prompt *p;
-	int64_t cells;
-	int err = measure(hp, ids, n, NULL, n_rows, n_pictures, &cells, e);
-
-	if (err != FS_OK)
-		return err;
-	p = calloc(1, sizeof(*p));
-	if (p == NULL)
-		return fs_fail(e, FS_ENOMEM, "no memory for a prompt");
-	p->n = (int32_t)cells;
-	p->count_only = true;
 	*out = p;
 	return FS_OK;
 }

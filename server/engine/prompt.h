@@ -21,7 +21,6 @@ struct fs_prompt {
 	struct fs_prompt_pic *pics;
 	int32_t n_pics;
 	int32_t next_pos; /* of the token after the prompt */
-	bool count_only;  /* a picture has no rows: ids, pos and pics are NULL */
 	char *opening;    /* fs_prompt_opening; NULL = "" */
 	bool answer;      /* an assistant's turn was opened: SPM's leading space is no part of the text */
 };
@@ -34,9 +33,6 @@ struct fs_prompt {
  */
 int fs_prompt_build(const struct fs_hparams *hp, const int32_t *ids, size_t n, struct fs_rows *const *rows,
         size_t n_rows, struct fs_prompt **out, struct fs_errbuf *e);
-/* A prompt of which only the cells are known: as above, with the number of each picture's rows. */
-int fs_prompt_count(const struct fs_hparams *hp, const int32_t *ids, size_t n, const int32_t *n_rows,
-        size_t n_pictures, struct fs_prompt **out, struct fs_errbuf *e);
 /* The picture's row that cell i is (ids[i] < 0). */
 static inline const float *fs_prompt_row(const struct fs_prompt *p, int32_t i)
 {

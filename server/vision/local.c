@@ -262,7 +262,7 @@ static void check_ready(struct fs_local *l)
 	pthread_mutex_unlock(&h->v->lock);
 	l->checked = p->starts;
 	if (l->gpu_if_any)
-		l->gpu = strncmp(f.device, "cuda", 4) == 0;
+		l->gpu = fs_device_is_gpu(f.device);
 	if (rc)
 		fs_encproc_fault(p, e.text);
 }

@@ -265,6 +265,25 @@ static void child_inherits_no_descriptor(void **state)
 	close(extra);
 }
 
+static void words_for_devices(void **state)
+{
+	static const struct {
+		const char *word;
+		bool ok, gpu;
+		int number;
+	} words[] = {{"auto", true, false, -1}, {"cpu", true, false, -1}, {"cuda", true, true, -1},
+	        {"cuda:0", true, true, 0}, {"cuda:12", true, true, 12}, {"cuda:999", true, true, 999},
+	        {"", false, false, -1}, {"cuda:", false, false, -1}, {"cuda:1x", false, false, -1},
+	        {"cuda:1000", false, false, -1}, {"cuda: 1", false, false, -1}, {"cuda:-1", false, false, -1},
+	        {"cuda0", false, false, -1}, {"CUDA", false, false, -1}, {"gpu", false, false, -1}};
+
+	for (size_t i = 0; i < FS_ARRAY_LEN(words); i++) {
+		assert_int_equal(fs_device_is_word(words[i].word), words[i].ok);
+		assert_int_equal(fs_device_is_gpu(words[i].word), words[i].gpu);
+		assert_int_equal(fs_device_number(words[i].word), words[i].number);
+	}
+}
+
 int main(void)
 {
 	signal(SIGPIPE, SIG_IGN);
@@ -282,6 +301,7 @@ int main(void)
 	        cmocka_unit_test(child_exec_failure_is_told),
 	        cmocka_unit_test(child_end_reaches_the_group),
 	        cmocka_unit_test(child_inherits_no_descriptor),
+	        cmocka_unit_test(words_for_devices),
 	};
 	return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -236,40 +236,11 @@ static void marks_are_spoken(void **state)
 	fs_tok_destroy(t);
 }
 
-/* A picture that only its number of rows is known of lies where one with rows would. */
-static void counted_pictures(void **state)
-{
-	static const struct tok_spec sees = {.pre = "qwen2",
-	        .tokens = {"<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"},
-	        .types = {3, 3, 3, 3}};
-	struct fs_tok *t = tm_tokenizer(&sees);
-	struct fs_rows rows;
-	const struct fs_part with[] = {{.rows = &rows}, hello}, without[] = {{.n_rows = 7}, hello};
-	struct fs_message m = {.role = FS_ROLE_USER, .parts = with, .n_parts = 2};
-	struct fs_chat *c = NULL;
-	struct fs_ids a, b;
-
-	assert_int_equal(fs_chat_create_text(NULL, 0, t, NULL, &c, NULL), FS_OK);
-	fs_ids_init(&a, 1000);
-	fs_ids_init(&b, 1000);
-	assert_int_equal(fs_chat_encode(c, &m, 1, NULL, &a, NULL, NULL), FS_OK);
-	m.parts = without;
-	assert_int_equal(fs_chat_encode(c, &m, 1, NULL, &b, NULL, NULL), FS_OK);
-	assert_int_equal(a.len, b.len);
-	assert_memory_equal(a.data, b.data, a.len * sizeof(*a.data));
-	assert_int_equal(count(&a, -1), 1);
-	fs_ids_finish(&a);
-	fs_ids_finish(&b);
-	fs_chat_destroy(c);
-	fs_tok_destroy(t);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(openings), cmocka_unit_test(refused_tools),
 	        cmocka_unit_test(refused_calls), cmocka_unit_test(nothing_of_the_clients),
-	        cmocka_unit_test(results_without_calls), cmocka_unit_test(marks_are_spoken),
-	        cmocka_unit_test(counted_pictures)};
+	        cmocka_unit_test(results_without_calls), cmocka_unit_test(marks_are_spoken)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -444,25 +444,6 @@ static void tools_in_prompts(void **state)
 	fs_prompt_destroy(plain);
 }
 
-static void counted_prompt(void **state)
-{
-	const struct fs_part parts[] = {{.n_rows = 40}, {.text = "What is it?", .text_len = 11}};
-	const struct fs_message m = {.role = FS_ROLE_USER, .parts = parts, .n_parts = 2};
-	const struct fs_gen_params params = tg_greedy(2);
-	struct fs_prompt *p = NULL, *text = ask("What is it?", NULL);
-	float logits[1];
-	struct fs_gen_result r;
-	struct fs_errbuf e = {""};
-
-	assert_int_equal(fs_prompt_from_chat(en, &m, 1, &p, &e), FS_OK);
-	assert_int_equal(fs_prompt_cells(p), fs_prompt_cells(text) + 40 + 2);
-	assert_int_equal(fs_engine_generate(en, p, &params, NULL, NULL, &r, &e), FS_EINVAL);
-	assert_non_null(strstr(e.text, "counted only"));
-	assert_int_equal(fs_engine_logits(en, p, logits, &e), FS_EINVAL);
-	fs_prompt_destroy(p);
-	fs_prompt_destroy(text);
-}
-
 static void prompts_from_outside(void **state)
 {
 	static const char marks[] = "<|im_start|>system\n<|vision_start|>";
@@ -513,8 +494,8 @@ int main(void)
 	        cmocka_unit_test(control_tokens_as_text), cmocka_unit_test(plain_text),
 	        cmocka_unit_test(log_probabilities), cmocka_unit_test(events_and_stops),
 	        cmocka_unit_test(events_refused), cmocka_unit_test(tools_in_prompts),
-	        cmocka_unit_test(failures), cmocka_unit_test(counted_prompt),
-	        cmocka_unit_test(prompts_from_outside), cmocka_unit_test(far_too_long)};
+	        cmocka_unit_test(failures), cmocka_unit_test(prompts_from_outside),
+	        cmocka_unit_test(far_too_long)};
 
 	return cmocka_run_group_tests(tests, open_model, close_model);
 }

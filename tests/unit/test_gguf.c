@@ -129,6 +129,7 @@ static void test_reads_tensors(void **state)
 	struct fs_gguf *g;
 	struct fs_errbuf e;
 	const struct fs_gguf_tensor *t;
+	struct fs_gguf_tensor part;
 	float y[3];
 	char fp[33], fp2[33];
 
@@ -147,6 +148,13 @@ static void test_reads_tensors(void **state)
 		assert_int_equal(fs_gguf_need(g, "b", 3, 0, &t, &e), FS_OK);
 		fs_dequantize_row(t->type, t->data, y, 3);
 		assert_true(y[0] == 1 && y[1] == 2 && y[2] == -1);
+		part = fs_gguf_part(t, 0, 1, 2);
+		assert_true(part.ne[0] == 2 && part.nbytes == t->nbytes / 3 * 2);
+		fs_dequantize_row(part.type, part.data, y, 2);
+		assert_true(y[0] == 2 && y[1] == -1);
+		part = fs_gguf_part(fs_gguf_tensor(g, "w"), 1, 1, 1);
+		assert_true(part.ne[0] == 4 && part.ne[1] == 1 && part.nbytes == 16);
+		assert_memory_equal(part.data, some_floats + 4, 16);
 		assert_int_equal(fs_gguf_need(g, "w", 4, 3, &t, &e), FS_EFORMAT);
 		assert_non_null(strstr(e.text, "4 x 2, expected 4 x 3"));
 		assert_int_equal(fs_gguf_need(g, "v", 0, 0, &t, &e), FS_ENOTFOUND);

@@ -102,26 +102,6 @@ static void refused(void **state)
 	fs_rows_unref(wide);
 }
 
-/* Pictures of which only the number of rows is known: the cells, and nothing else. */
-static void counted(void **state)
-{
-	static const int32_t ids[] = {7, -1, 8, -1, 9}, n_rows[] = {6, 1000}, huge[] = {INT32_MAX, INT32_MAX};
-	const struct fs_hparams plain = {.arch_name = "qwen2", .n_vocab = 100, .n_embd = 2};
-	struct fs_errbuf e = {""};
-	struct fs_prompt *p = NULL;
-
-	assert_int_equal(fs_prompt_count(&vl, ids, 5, n_rows, 2, &p, &e), FS_OK);
-	assert_int_equal(fs_prompt_cells(p), 3 + 6 + 1000);
-	assert_true(p->count_only);
-	assert_string_equal(fs_prompt_opening(p), "");
-	fs_prompt_destroy(p);
-	assert_int_equal(fs_prompt_count(&vl, ids, 5, n_rows, 1, &p, &e), FS_EINVAL);
-	assert_int_equal(fs_prompt_count(&vl, ids, 5, huge, 2, &p, &e), FS_EINVAL);
-	assert_non_null(strstr(e.text, "4294967297 tokens"));
-	assert_int_equal(fs_prompt_count(&plain, ids, 5, n_rows, 2, &p, &e), FS_EINVAL);
-	assert_non_null(strstr(e.text, "can not take pictures"));
-}
-
 static void rows_shapes(void **state)
 {
 	static const struct fs_rows_shape bad[] = {{0, 0, 0, 1}, {6, 3, 3, 1}, {-4, -2, 2, 1}, {1, 1, 1, 0},
@@ -204,8 +184,7 @@ static void common_prefix(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(positions), cmocka_unit_test(two_pictures),
-	        cmocka_unit_test(refused), cmocka_unit_test(counted), cmocka_unit_test(rows_shapes),
-	        cmocka_unit_test(common_prefix)};
+	        cmocka_unit_test(refused), cmocka_unit_test(rows_shapes), cmocka_unit_test(common_prefix)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -224,20 +224,18 @@ static bool new_enough(int card)
 static int choose_card(const char *name, int *card, int *number, struct fs_errbuf *e)
 {
 	char list[256];
-	long wanted;
-	int n = 0, rc = cudaGetDeviceCount(&n);
+	int wanted = fs_device_number(name), n = 0, rc = cudaGetDeviceCount(&n);
 
 	if (rc || n < 1)
 		return no_cards(rc, e);
 	*card = 0;
-	if (!strncmp(name, "cuda:", 5)) {
-		wanted = strtol(name + 5, NULL, 10);
-		if (wanted < 0 || wanted >= n) {
+	if (wanted >= 0) {
+		if (wanted >= n) {
 			list_cards(n, list, sizeof(list));
-			return fs_fail(e, FS_EUNAVAILABLE, "cuda:%ld: there %s %d card%s: %s", wanted,
+			return fs_fail(e, FS_EUNAVAILABLE, "cuda:%d: there %s %d card%s: %s", wanted,
 			        n == 1 ? "is" : "are", n, n == 1 ? "" : "s", list);
 		}
-		*card = card_of((int)wanted, n);
+		*card = card_of(wanted, n);
 	} else {
 		for (int i = n - 1; i >= 0; i--)
 			if (new_enough(i))
