@@ -127,10 +127,10 @@ def exchange(v, seq, p, seg, sees, q, a, about=None, grid=None):
     first = len(seq.ids)
     answer = [*v.encode(a), v.end]
     p = seq.text(answer, p, seg, sees, len(answer))
-    at = talk.lies(about, a) if about else None
-    if at:  # from the verb on
+    at, late = talk.lies(about, q, a) if about else (None, 0)
+    if at:
         y, x = min(max(int(at[1] / 28), 0), grid[0] - 1), min(max(int(at[0] / 28), 0), grid[1] - 1)
-        seq.points += [(k, y, x) for k in range(first + 2, len(seq.ids) - 1)]
+        seq.points += [(k, y, x) for k in range(first + late, len(seq.ids) - 1)]
     if about and about["text"]:
         seq.letters += letters(v, about["text"], answer, first, grid)
     return p, first, len(seq.ids)

@@ -218,19 +218,25 @@ ON_NUMBER = [(ask_number, 4), (ask_word, .7), (ask_describe, 1), (ask_colour, 2)
              (ask_count, .3), (ask_is, .3), (ask_shape, .3)]
 
 
-def lies(a, answer):
-    """Centre (x, y) of what an answer says the place of, or of the middle character of text that it says the colour of;
-    None if it does neither."""
-    text, found = a["text"], []
+def lies(a, question, answer):
+    """Centre (x, y) of the one thing that an answer speaks of, or of the middle character of text that it says the colour
+    of; None when there is no such thing. -> and how many of the answer's tokens go before it is known."""
+    text, found, late = a["text"], [], 2
+    asked = question.rstrip("?") + " "
     for o in a["objects"]:
-        if answer in (f"The {name} is {PLACES[o['place']]}." for name in (o["shape"], o["colour"] + " " + o["shape"])):
+        shape, full = o["shape"], o["colour"] + " " + o["shape"]
+        if answer in (f"The {shape} is {PLACES[o['place']]}.", f"The {full} is {PLACES[o['place']]}.", f"The {shape} is {o['colour']}."):
             found.append((o["x"], o["y"]))
+        elif answer in (f"The {o['colour']} shape is a {shape}.", f"{an(full).capitalize()}.") or answer == "Yes." and (
+                f" {full} " in asked or f" {an(shape)} " in asked):
+            found.append((o["x"], o["y"]))
+            late = -1
     if text and text["place"] >= 0 and answer == f"The {text['kind']} is {PLACES[text['place']]}.":
         x0, y0, x1, y1 = text["box"]
         found.append(((x0 + x1) / 2, (y0 + y1) / 2))
     if text and answer == f"The {text['kind']} is {text['colour']}.":
         found.append(text["chars"][len(text["chars"]) // 2][1:])
-    return found[0] if len(found) == 1 else None
+    return (found[0], late) if len(found) == 1 else (None, 0)
 
 
 def ask(rng, a):
