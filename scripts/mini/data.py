@@ -1,7 +1,7 @@
 """The pool of drawn pictures on disk, and the sequences built from them.
 
 A shard is SHARD pictures of one size: pixels u8 [N, h, w, 3] as .npy, descriptions and labels as .pkl. A process
-of its own draws shards ahead of the training; shard k depends on (seed, k) alone.
+of its own draws shards ahead of the training; a shard depends on the seed, its kind and its number alone.
 
 A sequence holds many conversations about the same picture. Segment 0 is the system message, 1 the opening with
 the picture, 2.. one conversation each; a conversation sees 0, 1 (if it has the picture there) and itself, and its

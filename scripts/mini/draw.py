@@ -1,8 +1,8 @@
 """Draws the pictures and says what is in them.
 
 One picture is a dict: size, objects (shape, colour, centre, radius, place) and at most one piece of text
-(kind word or number, string, colour, box, centre of every character). Coordinates are pixels of the
-finished picture. Everything random comes from the numpy generator that the caller gives.
+(kind word or number, string, colour, box, centre of every character); texts holds it, or the several of a crowd.
+Coordinates are pixels of the finished picture. Everything random comes from the numpy generator that the caller gives.
 """
 import math
 from functools import lru_cache

@@ -219,8 +219,8 @@ ON_NUMBER = [(ask_number, 4), (ask_word, .7), (ask_describe, 1), (ask_colour, 2)
 
 
 def lies(a, question, answer):
-    """Centre (x, y) of the one thing that an answer speaks of, or of the middle character of text that it says the colour
-    of; None when there is no such thing. -> and how many of the answer's tokens go before it is known."""
+    """-> centre (x, y) of the one thing that an answer speaks of, or of the middle character of text that it says the colour
+    of, None when there is no such thing; and the answer's token from which on it has to be known, -1: the one before."""
     text, found, late = a["text"], [], 2
     asked = question.rstrip("?") + " "
     for o in a["objects"]:
