@@ -116,8 +116,10 @@ def test_status_shows_a_picture_and_who_has_the_turn(slow_host, servers):
     got = metrics(server)
     assert got["farsight_queue_length",] == 1 and got["farsight_turn_held",] == 1
     assert [got["farsight_requests_live", p] for p in PHASES] == [0, 0, 0, 1, 1, 0, 1]
-    for client in (behind, runs, waits):
-        client.close()
+    behind.close()  # first and by itself: it must not get the turn of the one that runs
+    wait_for(lambda: len(server.live()) == 2, "the end of the one that waits")
+    runs.close()
+    waits.close()
     wait_for(lambda: not server.live(), "the end of all three")
     assert {r["phase"] for r in server.history()} == {"encode", "decode", "queue"}
     assert {r["finish"] for r in server.history()} == {"cancel"}

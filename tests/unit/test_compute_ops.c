@@ -491,7 +491,7 @@ static void test_placed(void **state)
 static void test_open(void **state)
 {
 	static const char *const wrong[] = {
-	        "tpu", "cuda:", "cuda:-1", "cuda:1x", "cuda:100", "cuda1", "auto "};
+	        "tpu", "cuda:", "cuda:-1", "cuda:1x", "cuda:1000", "cuda1", "auto "};
 	struct fs_dev_opts o = {.device = "cuda:99"};
 	struct fs_errbuf e;
 	struct fs_dev *d = NULL;
