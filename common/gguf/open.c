@@ -328,7 +328,10 @@ struct fs_gguf_tensor fs_gguf_part(const struct fs_gguf_tensor *t, int axis, int
 	size_t each = fs_dtype_row_bytes(t->type, axis == 0 ? 1 : t->ne[0]);
 
 	FS_ASSERT(each > 0 && (axis == 0 || axis == 1) && first >= 0 && n >= 0 && first + n <= t->ne[axis]);
+	part.n_dims = (uint32_t)axis + 1;
 	part.ne[axis] = n;
+	for (int i = axis + 1; i < 4; i++)
+		part.ne[i] = 1;
 	part.data = (const uint8_t *)t->data + (size_t)first * each;
 	part.nbytes = (size_t)n * each;
 	return part;

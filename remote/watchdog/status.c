@@ -3,7 +3,6 @@
 
 #include <jansson.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 static json_t *lease_json(const struct fs_leases *ls, const struct fs_lease *l)

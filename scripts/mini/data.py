@@ -43,7 +43,7 @@ def draw_shard(seed, k, kind="whole", count=SHARD, want=None, words=None, size=N
 def draw_pool(folder, seed):
     """Draws what is missing of the pool, all kinds side by side; files appear whole."""
     os.makedirs(folder, exist_ok=True)
-    for part, kind, k in sorted(((k + 1) / n, kind, k) for kind, n in KINDS.items() for k in range(n)):
+    for _, kind, k in sorted(((k + 1) / n, kind, k) for kind, n in KINDS.items() for k in range(n)):
         name = os.path.join(folder, f"{kind}-{k:04d}")
         if os.path.exists(name + ".pkl"):
             continue
@@ -73,7 +73,7 @@ class Pool:
         if name not in self.loaded:
             with open(os.path.join(self.folder, name + ".pkl"), "rb") as f:
                 about, labels = pickle.load(f)
-            # Kept small, and of few objects: with millions of them Python hardly ever looks for garbage any more.
+            # Packed: in the end a process holds all shards.
             self.loaded[name] = [pickle.dumps(a) for a in about], [x.astype(np.int8) for x in labels]
         about, labels = self.loaded[name]
         pixels = np.load(os.path.join(self.folder, name + ".npy"), mmap_mode="r")

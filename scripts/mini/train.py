@@ -9,7 +9,6 @@ machine of unknown speed. Checkpoints hold everything that is needed to go on.
 """
 import argparse
 import ctypes
-import gc
 import os
 import signal
 import subprocess
@@ -339,8 +338,6 @@ class Trainer:
         self.barrier.wait()
         step, progress = self.shared_step.value, self.shared_progress.value
         self.numbers[rank] = 0
-        if step % 50 == 0:
-            gc.collect()
         while True:
             with self.next.get_lock():
                 k = self.next.value

@@ -5,8 +5,6 @@
  */
 #include "server/engine/core.h"
 
-#include <string.h>
-
 /* Tokens between two looks at the cancel token. A GPU wants many rows, and is through them as soon. */
 #define CPU_CHUNK 256
 #define GPU_CHUNK 1024
