@@ -52,7 +52,8 @@ static int open_pipes(struct pipes *p, bool want_stderr)
 	return 0;
 }
 
-/* Runs in the child between fork and exec: async-signal-safe calls only. */
+/* Runs in the child between vfork and exec, in our memory: async-signal-safe calls only, and nothing
+ * of ours is written to. */
 _Noreturn static void exec_child(const struct pipes *p, const char *const argv[], char *const env[],
         bool want_stderr, bool die, pid_t parent)
 {
@@ -96,12 +97,14 @@ int fs_child_start(struct fs_child *c, const char *const argv[], char *const env
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	pid_t parent = getpid();
-	pid_t pid = fork();
+	/* We would wait for its exec anyway. A fork copies the page tables of a program that may hold tens of
+	 * GB, and after it each page that is written to is an exception. */
+	pid_t pid = vfork();
 	if (pid == 0)
 		exec_child(&p, argv, env ? env : environ, want_stderr, die_with_parent, parent);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (pid < 0) {
-		int rc = fs_fail_errno(e, FS_EIO, "can not fork for %s", argv[0]);
+		int rc = fs_fail_errno(e, FS_EIO, "can not start a process for %s", argv[0]);
 		close_pipes(&p);
 		return rc;
 	}

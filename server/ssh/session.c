@@ -19,10 +19,11 @@
 
 #define WINDOW (2u << 20) /* what the host may send ahead; measured best on libssh2 1.10 */
 #define PACKET 32768u
-#define READ_MAX ((size_t)64 << 10) /* bytes of one read: what the window must hold beyond LOW_WINDOW */
-#define LOW_WINDOW (WINDOW / 4 * 3) /* libssh2 widens a window that is less than this and the read */
-#define WIDEN_BY (WINDOW / 2)       /* so that one step is always enough */
-#define EXIT_WAIT_MS 250            /* for the exit status that follows the end of the output */
+#define READ_MAX ((size_t)64 << 10)  /* bytes of one read: what the window must hold beyond LOW_WINDOW */
+#define LOW_WINDOW (WINDOW / 4 * 3)  /* libssh2 widens a window that is less than this and the read */
+#define WIDEN_BY (WINDOW / 2)        /* so that one step is always enough */
+#define ALLOWANCE ((size_t)64 << 10) /* what one read takes off the socket */
+#define EXIT_WAIT_MS 250             /* for the exit status that follows the end of the output */
 
 /* What libssh2 does fastest first: it decrypts block by block, which is cheap for AES-128-CTR alone
  * (keystream.h) and costs GCM (known from 1.11 on) half as much again as CTR with its MAC. The same both
@@ -47,6 +48,7 @@ struct fs_ssh {
 	bool write_owes;          /* a packet of ours is half sent: only fs_ssh_write may go on */
 	bool read_owes;           /* a window adjustment is half sent: only reads may go on */
 	bool maybe_more;          /* data may lie in libssh2's queue that poll does not see */
+	size_t allowance;         /* bytes that libssh2 may take from the socket for now */
 	const void *pinned;       /* of the write that is to be repeated; NULL = none */
 	/* where keys are agreed on, ciphers are begun in it; NULL = none */
 	struct fs_keystream *keystream;
@@ -68,6 +70,20 @@ static const char *last_error(struct fs_ssh *s)
 	char *text = NULL;
 	libssh2_session_last_error(s->ls, &text, NULL, 0);
 	return text && *text ? text : "no reason told";
+}
+
+/* What libssh2 receives with. Left alone it takes all that the socket holds before it gives any of it, up to
+ * the whole window: by then that is out of the caches, and the host waits for the window to be widened. */
+static LIBSSH2_RECV_FUNC(receive)
+{
+	struct fs_ssh *s = *abstract;
+	if (!s->allowance)
+		return -EAGAIN;
+	ssize_t r = recv(socket, buffer, FS_MIN(length, s->allowance), flags);
+	if (r < 0)
+		return -errno;
+	s->allowance -= (size_t)r;
+	return r;
 }
 
 /* After an EAGAIN while connecting. */
@@ -229,9 +245,10 @@ static int greet(
 		fs_debug("%zu lines of the known_hosts files do not parse and are skipped",
 		        fs_kh_bad_lines(k));
 	rc = fs_ssh_dial(t->hostname, t->port, &st->patience, &s->fd, e);
-	if (!rc && !(s->ls = libssh2_session_init()))
+	if (!rc && !(s->ls = libssh2_session_init_ex(NULL, NULL, NULL, s)))
 		rc = fs_fail(e, FS_ENOMEM, "out of memory");
 	if (!rc) {
+		libssh2_session_callback_set(s->ls, LIBSSH2_CALLBACK_RECV, (void *)receive);
 		libssh2_session_set_blocking(s->ls, 0);
 		rc = set_methods(s, k, e);
 	}
@@ -263,6 +280,7 @@ static int create(
 	s->fd = -1;
 	snprintf(s->label, sizeof(s->label), "%s@%s:%d", t->user, t->hostname, t->port);
 	s->maybe_more = true;
+	s->allowance = SIZE_MAX;
 	*out = s;
 	*conf_out = conf;
 	return FS_OK;
@@ -452,8 +470,10 @@ static ssize_t read_stream(struct fs_ssh *s, int stream, void *buf, size_t n)
 	OSSL_LIB_CTX *before = fs_keystream_enter(s->keystream); /* new keys may be agreed on */
 	if (libssh2_channel_window_read(s->ch) < LOW_WINDOW + READ_MAX)
 		r = libssh2_channel_receive_window_adjust2(s->ch, WIDEN_BY, 1, NULL);
+	s->allowance = ALLOWANCE;
 	if (!r)
 		r = libssh2_channel_read_ex(s->ch, stream, buf, n);
+	s->allowance = SIZE_MAX;
 	fs_keystream_leave(before);
 	return r;
 }
@@ -470,7 +490,7 @@ ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e)
 	}
 	if (r == LIBSSH2_ERROR_EAGAIN) {
 		s->read_owes = owes_output(s);
-		s->maybe_more = false;
+		s->maybe_more = false; /* what is left lies in the socket, for poll to see */
 		return 0;
 	}
 	if (r < 0)

@@ -1,5 +1,5 @@
-/* server/rows/cache: bounded in bytes, the oldest goes first, rows in use live on, counters tell the truth.
- */
+/* server/rows: the cache is bounded in bytes, the oldest goes first, rows in use live on, counters tell the
+ * truth; memory is used again. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +8,7 @@
 
 #include "server/rows/cache.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -188,6 +189,37 @@ static void threads_share_it(void **state)
 	fs_rows_cache_destroy(c);
 }
 
+static void drop(void *data, int32_t n_tokens)
+{
+	struct fs_rows_shape s = {.n_tokens = n_tokens, .nx = n_tokens, .ny = 1, .n_embd = 1024};
+	struct fs_rows *r = NULL;
+	assert_int_equal(fs_rows_create(&s, data, (const uint8_t[32]){0}, &r), FS_OK);
+	fs_rows_unref(r);
+}
+
+static void memory_of_rows_that_are_gone_is_used_again(void **state)
+{
+	const size_t n = (size_t)1024 * 1024 * sizeof(float);
+	void *first = fs_rows_alloc(n);
+	memset(first, 1, n);
+	drop(first, 1024);
+	void *second = fs_rows_alloc(n - n / 8);
+	assert_ptr_equal(second, first);
+	memset(second, 2, n - n / 8);
+	void *third = fs_rows_alloc(n); /* there is no other piece */
+	assert_ptr_not_equal(third, first);
+	memset(third, 3, n);
+	drop(second, 896);
+	drop(third, 1024);
+	/* what is much too large, or too small, is let go instead */
+	void *small = fs_rows_alloc(n * 3 / 4), *large;
+	assert_true(malloc_usable_size(small) < n);
+	drop(small, 768);
+	large = fs_rows_alloc(n);
+	memset(large, 4, n);
+	free(large);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -197,6 +229,7 @@ int main(void)
 	        cmocka_unit_test(too_large_or_switched_off),
 	        cmocka_unit_test(many_entries_are_all_found),
 	        cmocka_unit_test(threads_share_it),
+	        cmocka_unit_test(memory_of_rows_that_are_gone_is_used_again),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
