@@ -137,6 +137,14 @@ int fs_wake_open(void);
 void fs_wake(int fd);
 void fs_wake_drain(int fd);
 
+/* ---- mistyped words ---- */
+
+#define FS_WORD_FAR ((size_t)999)                          /* a word of more than 64 bytes is near to none */
+size_t fs_word_distance(const char *a, const char *b);     /* Levenshtein's */
+bool fs_word_is_near(const char *word, const char *known); /* enough to be meant by it */
+/* n > 0; the first of equals. */
+const char *fs_nearest_word(const char *word, const char *const *known, size_t n);
+
 /* ---- cancel token: one type for client gone, stream deletion, deadline, shutdown ---- */
 
 enum fs_cancel_cause {

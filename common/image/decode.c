@@ -114,8 +114,10 @@ static int unknown_format(const uint8_t *b, size_t n, struct fs_errbuf *e)
 	return fs_fail(e, FS_EFORMAT, "not a picture in a known format; JPEG, PNG, WebP and GIF can be read");
 }
 
-static int check_size(const struct fs_image_info *i, const struct fs_image_limits *lim, struct fs_errbuf *e)
+int image_check_size(const struct image_source *s, const struct fs_image_info *i, struct fs_errbuf *e)
 {
+	const struct fs_image_limits *lim = &s->lim;
+
 	if (i->width < 1 || i->height < 1)
 		return fs_fail(e, FS_EFORMAT, "the picture has no pixels (%d x %d)", i->width, i->height);
 	if (i->width > lim->max_side || i->height > lim->max_side)
@@ -158,7 +160,7 @@ static int probe_source(const struct image_source *s, struct fs_image_info *info
 	err = codecs[info->format].probe(s, info, e);
 	if (err != FS_OK)
 		return fs_fail_prefix(e, err, "could not decode the %s picture", codecs[info->format].name);
-	return check_size(info, &s->lim, e);
+	return image_check_size(s, info, e);
 }
 
 static bool swaps_sides(int orientation)

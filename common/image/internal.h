@@ -30,6 +30,9 @@ int image_gif_probe(const struct image_source *s, struct fs_image_info *info, st
 int image_gif_decode(const struct image_source *s, const struct fs_image_info *info, struct fs_image *out,
         struct fs_errbuf *e);
 
+/* Whether info's size is within the limits: before a reader goes beyond the header. */
+int image_check_size(const struct image_source *s, const struct fs_image_info *info, struct fs_errbuf *e);
+
 /* Orientation 1..8 of an EXIF block, with or without the "Exif\0\0" in front; 1 when absent or damaged. */
 int image_exif_orientation(const uint8_t *exif, size_t n);
 

@@ -11,6 +11,7 @@
 
 #define MAX_CHUNK ((size_t)16 << 20)  /* one chunk besides the pixels */
 #define MAX_CHUNKS ((size_t)32 << 20) /* all of them, decompressed */
+#define PROBE_MAX ((size_t)4 << 20)   /* both, where many pictures may be looked at at once */
 #define CANCEL_ROWS 32
 
 static int refuse(struct fs_errbuf *e, int rc)
@@ -18,14 +19,15 @@ static int refuse(struct fs_errbuf *e, int rc)
 	return fs_fail(e, rc == SPNG_EMEM ? FS_ENOMEM : FS_EFORMAT, "%s", spng_strerror(rc));
 }
 
-static int open_png(const struct image_source *s, spng_ctx **out, struct spng_ihdr *ihdr, struct fs_errbuf *e)
+static int open_png(const struct image_source *s, size_t max_chunk, size_t max_chunks, spng_ctx **out,
+        struct spng_ihdr *ihdr, struct fs_errbuf *e)
 {
 	spng_ctx *ctx = spng_ctx_new(0);
 	int rc;
 
 	if (ctx == NULL)
 		return fs_fail(e, FS_ENOMEM, "no memory");
-	rc = spng_set_chunk_limits(ctx, MAX_CHUNK, MAX_CHUNKS);
+	rc = spng_set_chunk_limits(ctx, max_chunk, max_chunks);
 	if (rc == 0)
 		rc = spng_set_png_buffer(ctx, s->bytes, s->n);
 	if (rc == 0)
@@ -40,20 +42,20 @@ static int open_png(const struct image_source *s, spng_ctx **out, struct spng_ih
 	return FS_OK;
 }
 
-/* Reads the header chunk alone; orientation is left to decode's caller until the size has passed the limits.
- */
+/* The orientation stands behind the header, among chunks that the library unpacks on its way: it is not looked for
+ * in a picture that is too large anyway. */
 int image_png_probe(const struct image_source *s, struct fs_image_info *info, struct fs_errbuf *e)
 {
 	spng_ctx *ctx = NULL;
 	struct spng_ihdr ihdr;
 	struct spng_exif exif;
-	int err = open_png(s, &ctx, &ihdr, e);
+	int err = open_png(s, PROBE_MAX, PROBE_MAX, &ctx, &ihdr, e);
 
 	if (err != FS_OK)
 		return err;
 	info->width = (int)ihdr.width;
 	info->height = (int)ihdr.height;
-	if (spng_get_exif(ctx, &exif) == 0)
+	if (image_check_size(s, info, NULL) == FS_OK && spng_get_exif(ctx, &exif) == 0)
 		info->orientation = image_exif_orientation((const uint8_t *)exif.data, exif.length);
 	spng_ctx_free(ctx);
 	return FS_OK;
@@ -160,7 +162,7 @@ int image_png_decode(const struct image_source *s, const struct fs_image_info *i
 {
 	spng_ctx *ctx = NULL;
 	struct spng_ihdr ihdr;
-	int err = open_png(s, &ctx, &ihdr, e);
+	int err = open_png(s, MAX_CHUNK, MAX_CHUNKS, &ctx, &ihdr, e);
 
 	if (err != FS_OK)
 		return err;

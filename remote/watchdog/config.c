@@ -80,32 +80,12 @@ static const struct key keys[] = {
         {"log_level", KEY_LEVEL, AT(log_level), FS_LOG_INFO, 0, 0, "error, warn, info or debug"},
 };
 
-/* Levenshtein distance of two short words; 99 when one is too long to matter. */
-static size_t distance(const char *a, const char *b)
-{
-	size_t row[64], n = strlen(b);
-	if (n >= FS_ARRAY_LEN(row) || strlen(a) >= FS_ARRAY_LEN(row))
-		return 99;
-	for (size_t j = 0; j <= n; j++)
-		row[j] = j;
-	for (size_t i = 1; *a; a++, i++) {
-		size_t diagonal = row[0];
-		row[0] = i;
-		for (size_t j = 1; j <= n; j++) {
-			size_t change = diagonal + (*a != b[j - 1]);
-			diagonal = row[j];
-			row[j] = FS_MIN(change, FS_MIN(row[j], row[j - 1]) + 1);
-		}
-	}
-	return row[n];
-}
-
 static int unknown_key(const char *name, struct fs_errbuf *e)
 {
-	const char *best = keys[0].name;
-	for (size_t i = 1; i < FS_ARRAY_LEN(keys); i++)
-		if (distance(name, keys[i].name) < distance(name, best))
-			best = keys[i].name;
+	const char *known[FS_ARRAY_LEN(keys)];
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
+		known[i] = keys[i].name;
+	const char *best = fs_nearest_word(name, known, FS_ARRAY_LEN(known));
 	return fs_fail(e, FS_EINVAL, "unknown key \"%s\"; the nearest known one is \"%s\"", name, best);
 }
 

@@ -32,9 +32,9 @@ static int unknown(const char *word)
 	const char *known[FS_ARRAY_LEN(commands)];
 	for (size_t i = 0; i < FS_ARRAY_LEN(commands); i++)
 		known[i] = commands[i].name;
-	const char *near = fs_config_nearest(word, known, FS_ARRAY_LEN(known));
+	const char *near = fs_nearest_word(word, known, FS_ARRAY_LEN(known));
 	fprintf(stderr, "farsight: \"%.100s\" is no command", word);
-	if (near)
+	if (fs_word_is_near(word, near))
 		fprintf(stderr, "; did you mean \"%s\"?", near);
 	fputs("\nfarsight: \"farsight --help\" lists them\n", stderr);
 	return CLI_USAGE;

@@ -73,8 +73,8 @@ static const struct key keys[] = {
         {"max_pictures", T_INT, AT(max_pictures), 0, 256, "16", NULL, "Most pictures in one request."},
         {"max_picture_mb", T_INT, AT(max_picture_mb), 1, 64, "20", NULL,
                 "Largest picture in MiB, as encoded."},
-        {"max_picture_mpx", T_INT, AT(max_picture_mpx), 1, 1000, "50", NULL,
-                "Largest picture in million pixels."},
+        {"max_picture_mpx", T_INT, AT(max_picture_mpx), 1, 64, "50", NULL,
+                "Largest picture in million pixels, of which a side may have 16384."},
         {"picture_folders", T_STRINGS, AT(picture_folders), 0, 0, "null", NULL,
                 "Folders of this machine, absolute paths, whose files requests may name as pictures, by "
                 "path or file: URL, and every client may so see. Without: no file is read."},
@@ -294,14 +294,14 @@ static void finish_hosts(struct fs_config *c)
 }
 
 static int unknown_key(
-        const char *where, const char *name, const char *const *known, size_t n, struct fs_errbuf *e)
+        const char *where, const char *leaf, const char *nearest, bool is_near, struct fs_errbuf *e)
 {
-	const char *near = fs_config_nearest(name, known, n);
-	if (near)
-		return fs_fail(e, FS_EINVAL, "unknown key \"%s%s\"; did you mean \"%s%s\"?", where, name,
-		        where, near);
-	return fs_fail(
-	        e, FS_EINVAL, "unknown key \"%s%s\"; docs/CONFIG.md lists the known ones", where, name);
+	return is_near ? fs_fail(e, FS_EINVAL, "unknown key \"%s%s\"; did you mean \"%s\"?", where, leaf,
+	                         nearest)
+	               : fs_fail(e, FS_EINVAL,
+	                         "unknown key \"%s%s\"; the nearest known one is \"%s\", and docs/CONFIG.md "
+	                         "lists all",
+	                         where, leaf, nearest);
 }
 
 static int set_host_member(struct fs_config_host *h, const char *name, const json_t *v, struct fs_errbuf *e)
@@ -323,7 +323,10 @@ static int set_host_member(struct fs_config_host *h, const char *name, const jso
 			return fs_fail(e, FS_EINVAL, "\"vision.hosts[].%s\" must be a string", name);
 		return set_string(dst, json_string_value(v), e);
 	}
-	return unknown_key("vision.hosts[].", name, known, FS_ARRAY_LEN(known), e);
+	const char *best = fs_nearest_word(name, known, FS_ARRAY_LEN(known));
+	char nearest[64];
+	snprintf(nearest, sizeof(nearest), "vision.hosts[].%s", best);
+	return unknown_key("vision.hosts[].", name, nearest, fs_word_is_near(name, best), e);
 }
 
 static int add_host(struct fs_config *c, const json_t *v, struct fs_errbuf *e)
@@ -363,6 +366,41 @@ static int set_hosts(struct fs_config *c, const json_t *v, struct fs_errbuf *e)
 	return FS_OK;
 }
 
+struct mistake {
+	char nearest[64]; /* the known key, in full */
+	size_t distance;  /* of the last parts, twice; odd where it stands elsewhere */
+	bool is_near;
+};
+
+/* A candidate for what was meant by leaf in where; it may stand elsewhere. */
+static void consider(const char *where, const char *leaf, const char *name, size_t n, struct mistake *m)
+{
+	char candidate[sizeof(m->nearest)];
+	snprintf(candidate, sizeof(candidate), "%.*s", (int)n, name);
+	const char *dot = strrchr(candidate, '.'), *word = dot ? dot + 1 : candidate;
+	size_t place = (size_t)(word - candidate);
+	bool here = place == strlen(where) && strncmp(candidate, where, place) == 0;
+	size_t d = 2 * fs_word_distance(leaf, word) + !here;
+	if (d >= m->distance)
+		return;
+	m->distance = d;
+	m->is_near = fs_word_is_near(leaf, word);
+	memcpy(m->nearest, candidate, sizeof(candidate));
+}
+
+/* Keys, and the objects that hold them. */
+static int mistyped(const char *where, const char *leaf, struct fs_errbuf *e)
+{
+	struct mistake m = {.distance = SIZE_MAX};
+	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++) {
+		consider(where, leaf, keys[i].name, strlen(keys[i].name), &m);
+		if (strchr(keys[i].name, '.'))
+			consider(where, leaf, keys[i].name, strcspn(keys[i].name, "."), &m);
+	}
+	consider(where, leaf, "vision.hosts", strlen("vision.hosts"), &m);
+	return unknown_key(where, leaf, m.nearest, m.is_near, e);
+}
+
 /* name is the full dotted key; where and leaf are its parts, for the error. */
 static int set_by_name(
         struct fs_config *c, const char *where, const char *leaf, const json_t *v, struct fs_errbuf *e)
@@ -374,15 +412,7 @@ static int set_by_name(
 	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
 		if (strcmp(keys[i].name, name) == 0)
 			return set_key(c, &keys[i], v, e);
-
-	const char *known[FS_ARRAY_LEN(keys) + 1];
-	size_t n = 0, skip = strlen(where);
-	for (size_t i = 0; i < FS_ARRAY_LEN(keys); i++)
-		if (strncmp(keys[i].name, where, skip) == 0 && (skip || !strchr(keys[i].name, '.')))
-			known[n++] = keys[i].name + skip;
-	if (strcmp(where, "vision.") == 0)
-		known[n++] = "hosts";
-	return unknown_key(where, leaf, known, n, e);
+	return mistyped(where, leaf, e);
 }
 
 static bool is_section(const char *name)

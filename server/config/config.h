@@ -79,7 +79,4 @@ void fs_config_diff(const struct fs_config *a, const struct fs_config *b,
 /* The table as Markdown: key, type, default, meaning. */
 void fs_config_print_table(FILE *f);
 
-/* The known word nearest to `word` by edit distance, or NULL when none is near. */
-const char *fs_config_nearest(const char *word, const char *const *known, size_t n);
-
 #endif

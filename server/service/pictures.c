@@ -53,9 +53,10 @@ static int refuse_encode(
 	switch (rc) {
 	case FS_EINVAL:
 	case FS_EFORMAT:
-	case FS_ELIMIT:
 		return fs_refuse(why, 400, "invalid_request_error", "picture_unreadable", where,
 		        "the picture could not be encoded: %s", text);
+	case FS_ELIMIT: /* no host takes so many bytes */
+		return fs_refuse(why, 400, "invalid_request_error", "picture_too_large", where, "%s", text);
 	case FS_ECANCELLED:
 		return FS_ECANCELLED;
 	default:

@@ -221,9 +221,31 @@ static void test_embed(void **state)
 	}
 }
 
+/* Products of so many numbers of rows that plans of oneDNN's are thrown away and made again: the four of one
+ * product must be there together. */
+static void test_more_shapes_than_plans(void **state)
+{
+	struct fs_dev_opts o = {.device = "cpu", .threads = 1, .precision = FS_PRECISION_F32};
+	struct product p[2] = {
+	        make(FS_F32, (struct shape){8, 256, 511}), make(FS_F32, (struct shape){8, 288, 511})};
+	struct fs_dev *d = NULL;
+
+	assert_int_equal(fs_dev_open(&o, &d, NULL), FS_OK);
+	for (int64_t n = 257; n <= 511; n++) {
+		for (int i = 0; i < 2; i++) {
+			p[i].s.n = n;
+			run(d, &p[i], false, FORM_F32);
+		}
+	}
+	for (int i = 0; i < 2; i++)
+		drop(&p[i]);
+	fs_dev_close(d);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+	        cmocka_unit_test(test_more_shapes_than_plans),
 	        cmocka_unit_test(test_exact),
 	        cmocka_unit_test(test_f32),
 	        cmocka_unit_test(test_auto),

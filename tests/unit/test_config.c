@@ -68,7 +68,15 @@ static void refuses_in_clear_words(void **state)
 	                "test.json: unknown key \"vision.hosts[].hots\"; did you mean "
 	                "\"vision.hosts[].host\"?"},
 	        {"{\"xyzzyplugh\":1}",
-	                "test.json: unknown key \"xyzzyplugh\"; docs/CONFIG.md lists the known ones"},
+	                "test.json: unknown key \"xyzzyplugh\"; the nearest known one is \"sampling\", and "
+	                "docs/CONFIG.md lists all"},
+	        /* objects are known words too, and a key may stand in the wrong place */
+	        {"{\"visoin\":{}}", "test.json: unknown key \"visoin\"; did you mean \"vision\"?"},
+	        {"{\"samplin\":{}}", "test.json: unknown key \"samplin\"; did you mean \"sampling\"?"},
+	        {"{\"hosts\":\"x\"}", "test.json: unknown key \"hosts\"; did you mean \"vision.hosts\"?"},
+	        {"{\"gpu\":true}", "test.json: unknown key \"gpu\"; did you mean \"vision.gpu\"?"},
+	        {"{\"vision\":{\"timeout_s\":1}}",
+	                "test.json: unknown key \"vision.timeout_s\"; did you mean \"timeout_s\"?"},
 	        {"{\"threads\":\"two\"}", "test.json: \"threads\" must be a whole number from 0 to 1024"},
 	        {"{\"threads\":-1}", "test.json: \"threads\" must be a whole number from 0 to 1024"},
 	        {"{\"vision\":true}", "test.json: \"vision\" must be an object"},

@@ -22,13 +22,14 @@ void omp_set_num_threads(int n);
 struct fs_gemm_plan {
 	struct fs_gemm_shape shape;
 	dnnl_primitive_t prim; /* NULL: free slot */
+	uint64_t asked;        /* when it was last asked for, in plans */
 	dnnl_memory_desc_t a, w, y, scratch;
 };
 
 struct fs_gemm {
 	dnnl_engine_t engine;
 	int threads;
-	size_t next; /* slot to fill */
+	uint64_t asked; /* plans, so far */
 	struct fs_gemm_plan plans[MAX_PLANS];
 	dnnl_stream_t streams[]; /* one a worker */
 };
@@ -168,24 +169,28 @@ static bool same(const struct fs_gemm_shape *a, const struct fs_gemm_shape *b)
 int fs_gemm_plan(struct fs_gemm *g, const struct fs_gemm_shape *s, const struct fs_gemm_plan **out,
         struct fs_errbuf *e)
 {
-	struct fs_gemm_plan p = {.shape = *s};
+	struct fs_gemm_plan p = {.shape = *s, .asked = ++g->asked}, *oldest = g->plans;
 	dnnl_status_t st;
 
-	for (size_t i = 0; i < MAX_PLANS && g->plans[i].prim; i++) {
-		if (same(&g->plans[i].shape, s)) {
-			*out = &g->plans[i];
+	for (size_t i = 0; i < MAX_PLANS; i++) {
+		struct fs_gemm_plan *q = &g->plans[i];
+
+		if (q->prim && same(&q->shape, s)) {
+			q->asked = p.asked;
+			*out = q;
 			return FS_OK;
 		}
+		if (q->asked < oldest->asked)
+			oldest = q;
 	}
 	st = make(g, &p);
 	if (st != dnnl_success)
 		return fs_fail(e, st == dnnl_out_of_memory ? FS_ENOMEM : FS_EINTERNAL,
 		        "oneDNN has no %s product of %lld x %lld by %lld rows: status %d",
 		        s->bf16 ? "bf16" : "f32", (long long)s->k, (long long)s->n, (long long)s->m, (int)st);
-	plan_finish(&g->plans[g->next]);
-	g->plans[g->next] = p;
-	*out = &g->plans[g->next];
-	g->next = (g->next + 1) % MAX_PLANS;
+	plan_finish(oldest);
+	*oldest = p;
+	*out = oldest;
 	return FS_OK;
 }
 

@@ -26,7 +26,7 @@ void fs_gemm_destroy(struct fs_gemm *g); /* NULL is fine */
 /* To be called once on every thread that executes. */
 void fs_gemm_thread_init(void);
 
-/* Owner thread. The plan lives until 64 other plans have been asked for. */
+/* Owner thread. The plan lives until 64 others have been asked for since. */
 int fs_gemm_plan(struct fs_gemm *g, const struct fs_gemm_shape *s, const struct fs_gemm_plan **out,
         struct fs_errbuf *e);
 size_t fs_gemm_plan_scratch(const struct fs_gemm_plan *p); /* bytes that execute needs, 64-byte aligned */
