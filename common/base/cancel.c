@@ -88,8 +88,12 @@ enum fs_cancel_cause fs_cancel_cause(const struct fs_cancel *c)
 
 const char *fs_cancel_cause_name(enum fs_cancel_cause cause)
 {
-	static const char *const names[] = {
-	        "none", "client", "deleted", "deadline", "shutdown", "sibling", "unread"};
+	static const char *const names[] = {[FS_CANCEL_NONE] = "none",
+	        [FS_CANCEL_CLIENT] = "client",
+	        [FS_CANCEL_DELETED] = "deleted",
+	        [FS_CANCEL_DEADLINE] = "deadline",
+	        [FS_CANCEL_SHUTDOWN] = "shutdown",
+	        [FS_CANCEL_UNREAD] = "unread"};
 	return (size_t)cause < FS_ARRAY_LEN(names) ? names[cause] : "unknown";
 }
 

@@ -16,6 +16,7 @@
 
 #define CANCEL_ANSWER_MS 1000 /* an extended encoder answers CANCEL within 100 ms */
 #define EXIT_MS 1000          /* from the end of its output to its own */
+#define KILLED_MS 100
 #define BACKOFF_MAX_S 60
 #define HURRY_MS 1000
 #define LONG_AGO_S 10 /* a failure so long ago tells nothing about the next start */
@@ -137,7 +138,8 @@ static void signal_next(struct fs_encproc *p)
 	fs_child_signal(&p->child, sig);
 	fs_debug("encoder: signal %d to group %d", sig, (int)p->child.pid);
 	p->next_signal = SIGKILL;
-	p->deadline = sig == SIGKILL ? FS_NEVER : fs_deadline_ms(p->o.stop_grace_ms);
+	/* After a KILL its end is looked for: nothing else may tell, since its output is closed by then. */
+	p->deadline = fs_deadline_ms(sig == SIGKILL ? KILLED_MS : p->o.stop_grace_ms);
 }
 
 /* It misbehaved, or its order is taking too long: TERM now, KILL after the grace. */
@@ -275,7 +277,7 @@ void fs_encproc_renew(struct fs_encproc *p, const struct fs_encproc_opts *o)
 {
 	p->next = *o;
 	p->renew = true;
-	p->start_failed = false;
+	p->start_failed = p->retry = false; /* what it did with the old settings counts no more */
 	p->failures = 0;
 	if (p->state == FS_ENC_BACKOFF)
 		p->deadline = fs_now();

@@ -114,6 +114,9 @@ bool fs_gguf_strs_next(struct fs_gguf_strs *it, const char **s, size_t *len);
 
 /* ---- tensors ---- */
 size_t fs_gguf_n_tensors(const struct fs_gguf *g);
+/* Whether there is one of that name, of whatever type: what may be absent is asked for so, since one that can
+ * not be read must not pass for absent. */
+bool fs_gguf_has_tensor(const struct fs_gguf *g, const char *name);
 /* NULL when there is none of that name (or its type is unknown: then fs_gguf_need says so). */
 const struct fs_gguf_tensor *fs_gguf_tensor(const struct fs_gguf *g, const char *name);
 const struct fs_gguf_tensor *fs_gguf_tensor_at(const struct fs_gguf *g, size_t i);

@@ -276,6 +276,11 @@ static const struct fs_gguf_tensor *find_tensor(const struct fs_gguf *g, const c
 	return found == NULL ? NULL : *found;
 }
 
+bool fs_gguf_has_tensor(const struct fs_gguf *g, const char *name)
+{
+	return find_tensor(g, name) != NULL;
+}
+
 const struct fs_gguf_tensor *fs_gguf_tensor(const struct fs_gguf *g, const char *name)
 {
 	const struct fs_gguf_tensor *t = find_tensor(g, name);

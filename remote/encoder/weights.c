@@ -49,7 +49,7 @@ static int load_bias(const struct loader *l, const char *base, int64_t n, float 
 	char name[80];
 
 	snprintf(name, sizeof(name), "%s.bias", base);
-	return fs_gguf_tensor(l->g, name) == NULL ? FS_OK : load_vector(l, name, n, out);
+	return fs_gguf_has_tensor(l->g, name) ? load_vector(l, name, n, out) : FS_OK;
 }
 
 static int load_linear(const struct loader *l, const char *base, int64_t in, int64_t out, struct linear *y)
@@ -157,8 +157,7 @@ static int load_fused(const struct loader *l, const char *base, int64_t n, int i
 	part = fs_gguf_part(w, 1, i * n, n);
 	err = take_weight(l, &part, &y->w);
 	snprintf(name, sizeof(name), "%s.bias", base);
-	b = fs_gguf_tensor(l->g, name);
-	if (err != FS_OK || b == NULL)
+	if (err != FS_OK || !fs_gguf_has_tensor(l->g, name))
 		return err;
 	err = fs_gguf_need(l->g, name, 3 * n, 1, &b, l->e);
 	if (err == FS_OK && fs_dtype_info((int)b->type)->block_elems != 1)
@@ -177,7 +176,7 @@ static int load_qkv(const struct loader *l, int il, int64_t n, struct tower_laye
 
 	snprintf(base, sizeof(base), "v.blk.%d.attn_qkv", il);
 	snprintf(name, sizeof(name), "%s.weight", base);
-	if (fs_gguf_tensor(l->g, name) != NULL) {
+	if (fs_gguf_has_tensor(l->g, name)) {
 		for (int i = 0; i < 3 && err == FS_OK; i++)
 			err = load_fused(l, base, n, i, parts[i]);
 		return err;

@@ -283,7 +283,7 @@ static void close_program(struct fs_conn *c)
 static void take_order(struct fs_conn *c, enum fs_wd_purpose purpose)
 {
 	struct fs_wd *wd = c->wd;
-	struct fs_errbuf e;
+	struct fs_errbuf e = {"its status can not be told"};
 	c->admin = purpose == FS_WD_STOP || purpose == FS_WD_RETIRE;
 	wd->stopping |= purpose == FS_WD_STOP;
 	wd->retiring |= purpose == FS_WD_RETIRE;

@@ -153,7 +153,8 @@ void fs_wd_replace_prepare(const struct fs_wd *wd, struct fs_pollset *ps)
 {
 	if (asker(wd) && !fs_wd_replace_presses(wd))
 		fs_pollset_until(ps, wd->replace_asked + PRESS_S * FS_SEC);
-	fs_pollset_until(ps, wd->binary_at);
+	if (wd->updater.pid <= 0 && !wd->stopping) /* else nobody looks */
+		fs_pollset_until(ps, wd->binary_at);
 }
 
 static bool encoder_rests(const struct fs_encproc *p)

@@ -1,7 +1,8 @@
 """The pool of drawn pictures on disk, and the sequences built from them.
 
-A shard is SHARD pictures of one size: pixels u8 [N, h, w, 3] as .npy, descriptions and labels as .pkl. A process
-of its own draws shards ahead of the training; a shard depends on the seed, its kind and its number alone.
+A shard is SHARD pictures of one size: pixels u8 [N, h, w, 3] as .npy, descriptions and labels as .pkl; it depends on
+the seed, its kind and its number alone. All are drawn before the training begins, so that what a step sees depends on
+the seed and its number alone, too.
 
 A sequence holds many conversations about the same picture. Segment 0 is the system message, 1 the opening with
 the picture, 2.. one conversation each; a conversation sees 0, 1 (if it has the picture there) and itself, and its
@@ -17,7 +18,7 @@ import talk
 from draw import crowd, fitted, patch_labels, scene
 
 SHARD = 256
-KINDS = {"easy": 24, "whole": 400, "crowd": 160}  # and how many shards of each
+KINDS = {"easy": 24, "whole": 500, "crowd": 320}  # and how many shards of each
 # (h, w) and weight: the grids that smart_resize makes between the files' pixel limits of pictures with sides of up to
 # about 3 : 2.
 SIZES = [((168, 168), 4), ((140, 196), 1.2), ((196, 140), 1.2), ((140, 168), 1.2), ((168, 140), 1.2)]
@@ -40,10 +41,9 @@ def draw_shard(seed, k, kind="whole", count=SHARD, want=None, words=None, size=N
     return pixels, about, [np.stack(x) for x in zip(*labels)]
 
 
-def draw_pool(folder, seed):
-    """Draws what is missing of the pool, all kinds side by side; files appear whole."""
-    os.makedirs(folder, exist_ok=True)
-    for _, kind, k in sorted(((k + 1) / n, kind, k) for kind, n in KINDS.items() for k in range(n)):
+def draw_pool(folder, seed, part, parts):
+    """Draws what is missing of one part of the pool; files appear whole."""
+    for kind, k in [(kind, k) for kind, n in KINDS.items() for k in range(n)][part::parts]:
         name = os.path.join(folder, f"{kind}-{k:04d}")
         if os.path.exists(name + ".pkl"):
             continue
@@ -56,20 +56,12 @@ def draw_pool(folder, seed):
 
 
 class Pool:
-    """The shards drawn so far."""
-
     def __init__(self, folder):
         self.folder, self.loaded = folder, {}
 
-    def names(self, kind):
-        return sorted(f[:-4] for f in os.listdir(self.folder) if f.startswith(kind) and f.endswith(".pkl"))
-
-    def ready(self):
-        return os.path.isdir(self.folder) and all(self.names(kind) for kind in KINDS)
-
     def take(self, rng, n, kind):
         """n pictures of one shard of that kind -> pixels u8 [n, h, w, 3], descriptions, labels."""
-        name = talk.pick(rng, self.names(kind))
+        name = f"{kind}-{rng.integers(KINDS[kind]):04d}"
         if name not in self.loaded:
             with open(os.path.join(self.folder, name + ".pkl"), "rb") as f:
                 about, labels = pickle.load(f)

@@ -11,7 +11,6 @@ import argparse
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -190,11 +189,16 @@ def arguments(args=None):
     return p.parse_args(args)
 
 
-def start_drawing(o):
-    code = f"import data; data.draw_pool({os.path.join(o.work, 'pool')!r}, {o.seed})"
-    env = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.Popen(["nice", "-n", "10", sys.executable, "-c", code], env=env,
-                            cwd=os.path.dirname(os.path.abspath(__file__)))
+def draw(o, folder):
+    os.makedirs(folder, exist_ok=True)
+    parts = [mp.get_context("fork").Process(target=data.draw_pool, args=(folder, o.seed, k, o.processes)) for k in range(o.processes)]
+    for p in parts:
+        p.start()
+    for p in parts:
+        p.join()
+    if any(p.exitcode for p in parts):
+        sys.exit("the pictures could not be drawn")
+    return data.Pool(folder)
 
 
 def weights_at(path):
@@ -459,18 +463,13 @@ def lead(t, pool):
 def main(args=None):
     o = arguments(args)
     t = Trainer(o)
-    drawing = start_drawing(o)
-    pool = data.Pool(os.path.join(o.work, "pool"))
-    while not pool.ready():
-        time.sleep(.5)
+    pool = draw(o, os.path.join(o.work, "pool"))
     others = [mp.get_context("fork").Process(target=follower, args=(t, r, pool.folder), daemon=True) for r in range(1, o.processes)]
     for p in others:
         p.start()
     lead(t, pool)
     for p in others:
         p.terminate()
-    if drawing.poll() is None:
-        drawing.terminate()
 
 
 if __name__ == "__main__":

@@ -121,6 +121,8 @@ static int check_unsupported(struct api_reader *rd, const json_t *root)
 		if (api_openai_is_set(root, absent[i]))
 			return api_bad(rd, absent[i], "must be absent: this server does not support it");
 	const json_t *modalities = json_object_get(root, "modalities");
+	if (modalities && !json_is_null(modalities) && !json_is_array(modalities))
+		return api_bad(rd, "modalities", "must be [\"text\"]: this server answers in text");
 	for (size_t i = 0; i < json_array_size(modalities); i++) {
 		const char *name = json_string_value(json_array_get(modalities, i));
 		if (!name || strcmp(name, "text") != 0)

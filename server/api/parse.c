@@ -316,6 +316,7 @@ int api_get_sampling(struct api_reader *rd, const json_t *root)
 	g->top_k = (int32_t)top_k;
 	g->repeat_last_n = (int32_t)last_n;
 	g->seed = (uint64_t)seed;
-	g->has_seed = json_is_integer(json_object_get(root, "seed"));
+	g->has_seed = json_is_integer(json_object_get(root, "seed")) &&
+	              seed != -1; /* as llama.cpp's clients say "any" */
 	return rc;
 }

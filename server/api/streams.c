@@ -37,6 +37,7 @@ struct follower {
 	struct fs_buf whole; /* [loop]; an answer that is no stream is sent when it is complete */
 	bool announced;      /* [loop]; the stream begins by itself, soon */
 	bool begun, ended;   /* [loop] */
+	bool draining;       /* [loop]; it is called once its client has read, and has a reference for that */
 };
 
 static void follower_unref(struct follower *f)
@@ -63,11 +64,21 @@ static void call_soon(void *arg)
 	}
 }
 
+static void on_drained(void *arg)
+{
+	struct follower *f = arg;
+	f->draining = false;
+	call_soon(f);
+	follower_unref(f);
+}
+
 static void follower_end(struct follower *f)
 {
 	f->ended = true;
 	fs_cancel_unlisten(fs_http_cancel(f->r), &f->gone);
 	fs_reader_detach(f->reader);
+	if (f->draining && fs_http_not_when_drained(f->r))
+		follower_unref(f);
 	follower_unref(f);
 }
 
@@ -101,7 +112,11 @@ static ssize_t carry(struct follower *f, bool events, bool last)
 		if (events && fs_http_stream_backlog(f->r) > ENOUGH_BACKLOG) {
 			if (last)
 				return FS_ECANCELLED;
-			fs_http_when_drained(f->r, call_soon, f);
+			if (!f->draining) {
+				f->draining = true;
+				atomic_fetch_add(&f->refs, 1);
+				fs_http_when_drained(f->r, on_drained, f);
+			}
 			return 0;
 		}
 		ssize_t n = fs_reader_read(f->reader, piece, sizeof(piece));

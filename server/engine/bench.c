@@ -181,7 +181,7 @@ static int token_cost(
 
 		if (t->n_dims == 2 && strncmp(t->name, "blk.", 4) == 0)
 			flop += 2 * (double)t->ne[0] * (double)t->ne[1];
-		if (strcmp(t->name, "token_embd.weight") != 0 || fs_gguf_tensor(g, "output.weight") == NULL)
+		if (strcmp(t->name, "token_embd.weight") != 0 || !fs_gguf_has_tensor(g, "output.weight"))
 			bytes += (double)t->nbytes;
 	}
 	fs_gguf_close(g);

@@ -163,7 +163,7 @@ static void apply_rope_freqs(struct reader *r, struct fs_rope *rope)
 	const struct fs_gguf_tensor *t;
 	const float *div;
 
-	if (r->err != FS_OK || fs_gguf_tensor(r->g, "rope_freqs.weight") == NULL)
+	if (r->err != FS_OK || !fs_gguf_has_tensor(r->g, "rope_freqs.weight"))
 		return;
 	r->err = fs_gguf_need(r->g, "rope_freqs.weight", rope->n_pairs, 1, &t, r->e);
 	if (r->err == FS_OK && t->type != FS_F32)

@@ -55,7 +55,7 @@ static void load_vector(struct loader *l, const char *name, int64_t n, bool requ
 {
 	const struct fs_gguf_tensor *t;
 
-	if (l->err != FS_OK || (!required && fs_gguf_tensor(l->m->gguf, name) == NULL))
+	if (l->err != FS_OK || (!required && !fs_gguf_has_tensor(l->m->gguf, name)))
 		return;
 	l->err = fs_gguf_need(l->m->gguf, name, n, 1, &t, l->e);
 	if (l->err == FS_OK)
@@ -69,7 +69,7 @@ static void load_fused_bias(struct loader *l, int layer, struct fs_layer *y, int
 	float **const to[3] = {&y->q_bias, &y->k_bias, &y->v_bias};
 	int64_t first = 0;
 
-	if (l->err != FS_OK || fs_gguf_tensor(l->m->gguf, name) == NULL)
+	if (l->err != FS_OK || !fs_gguf_has_tensor(l->m->gguf, name))
 		return;
 	l->err = fs_gguf_need(l->m->gguf, name, nq + 2 * nkv, 1, &t, l->e);
 	if (l->err == FS_OK && fs_dtype_row_bytes(t->type, 1) == 0)
@@ -106,7 +106,7 @@ static void load_attention(struct loader *l, int i, struct fs_layer *y)
 	int64_t nq = (int64_t)hp->heads * hp->head_dim, nkv = (int64_t)hp->kv_heads * hp->head_dim;
 
 	load_vector(l, layer_name(l, i, "attn_norm.weight"), hp->n_embd, true, &y->attn_norm);
-	if (fs_gguf_tensor(l->m->gguf, layer_name(l, i, "attn_qkv.weight")) != NULL) {
+	if (fs_gguf_has_tensor(l->m->gguf, layer_name(l, i, "attn_qkv.weight"))) {
 		load_fused_qkv(l, i, y, nq, nkv);
 	} else {
 		load_weight(l, layer_name(l, i, "attn_q.weight"), hp->n_embd, nq, &y->q);
@@ -143,7 +143,7 @@ static void load_all(struct loader *l)
 
 	load_weight(l, "token_embd.weight", m->hp.n_embd, m->hp.n_vocab, &m->tok_embd);
 	load_vector(l, "output_norm.weight", m->hp.n_embd, true, &m->out_norm);
-	m->tied = fs_gguf_tensor(m->gguf, "output.weight") == NULL;
+	m->tied = !fs_gguf_has_tensor(m->gguf, "output.weight");
 	if (!m->tied)
 		load_weight(l, "output.weight", m->hp.n_embd, m->hp.n_vocab, &m->output);
 	load_vector(l, "output.bias", m->hp.n_vocab, false, &m->out_bias);

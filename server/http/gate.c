@@ -37,9 +37,7 @@ static void feed(struct http_gate *g, const char *text)
 static void hand_over(struct http_gate *g)
 {
 	char text[80];
-	const char *connection = g->head.last         ? "Connection: close\r\n"
-	                         : g->head.minor == 0 ? "Connection: keep-alive\r\n"
-	                                              : "";
+	const char *connection = g->head.last ? "Connection: close\r\n" : "";
 	snprintf(text, sizeof(text), "%s / HTTP/1.%d\r\n%s\r\n",
 	        strcmp(g->head.method, "HEAD") == 0 ? "HEAD" : "GET", g->head.minor, connection);
 	event_del(g->deadline);
@@ -289,6 +287,8 @@ static void on_closed(struct evhttp_connection *evcon, void *arg)
 	struct http_gate *g = arg;
 	struct fs_http *h = g->h;
 	evbuffer_remove_cb_entry(input_of(g), g->entry);
+	if (g->request)
+		http_peer_lost(g->request);
 	if (g->state == GATE_REFUSED && !h->exiting)
 		http_linger_start(h, bufferevent_getfd(g->bev));
 	if (g->next)

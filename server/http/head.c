@@ -148,8 +148,9 @@ static int parse_rest(struct http_head *h, int *status, struct fs_errbuf *e)
 	if (expect && strcasecmp(expect, "100-continue") != 0)
 		return bad(status, 417, e, "no Expect but \"100-continue\" is understood");
 	h->wants_continue = expect && h->minor == 1;
-	h->last = has_word(h, "Connection", "close") ||
-	          (h->minor == 0 && !has_word(h, "Connection", "keep-alive"));
+	/* A stream has no length, and HTTP/1.0 no chunks: its end is that of the connection, "keep-alive" or
+	 * not. */
+	h->last = has_word(h, "Connection", "close") || h->minor == 0;
 	return parse_framing(h, status, e);
 }
 

@@ -127,6 +127,8 @@ int fs_http_call(struct fs_http_request *r, void (*fn)(void *arg), void *arg);
  * before. Loop thread only; a later call takes the place of one that still waits. */
 #define FS_HTTP_LOW_BACKLOG ((size_t)64 << 10)
 void fs_http_when_drained(struct fs_http_request *r, void (*fn)(void *arg), void *arg);
+/* Takes it back. False: none waits, but the call may be on its way. Loop thread. */
+bool fs_http_not_when_drained(struct fs_http_request *r);
 /* Bytes of the stream that the client's socket has not taken yet. Any thread. */
 size_t fs_http_stream_backlog(const struct fs_http_request *r);
 /* What stands around an error's body that has to go out as an event (see fs_http_reply). Default: "data: "

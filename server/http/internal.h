@@ -92,6 +92,7 @@ struct fs_http_request {
 	struct order *end;     /* made beforehand, so that a request can always be ended; NULL once posted */
 
 	struct evhttp_request *req;      /* [loop]; NULL once ended */
+	struct http_gate *gate;          /* [loop]; it came by; NULL once ended, or once that is closed */
 	enum phase phase;                /* [loop] */
 	struct event *gone_event;        /* [loop]; watches the socket for the peer's end */
 	struct event *timer;             /* [loop]; begin-after, then keep-alives */
@@ -128,7 +129,8 @@ struct http_gate {
 	struct evbuffer *raw; /* bytes that were not judged yet */
 	struct event *deadline;
 	size_t scanned;
-	struct http_head head; /* the request's, once read; handed over with it */
+	struct http_head head;           /* the request's, once read; handed over with it */
+	struct fs_http_request *request; /* that is answered; NULL = none */
 	struct http_chunks chunks;
 	struct fs_buf body; /* its bytes are counted in h->bodies */
 	struct http_refusal refusal;
@@ -168,6 +170,7 @@ int http_timer_start(struct fs_http_request *r);
 void http_drain_stop(struct fs_http_request *r);
 /* Ends a request's part on the loop: timer, watch, list, the loop's reference (request.c). */
 void http_request_over(struct fs_http_request *r);
+void http_peer_lost(struct fs_http_request *r); /* watch.c */
 
 /* server.c */
 void http_accept_pause(struct fs_http *h);   /* [loop] */

@@ -57,8 +57,8 @@ static void on_drain(struct evbuffer *b, const struct evbuffer_cb_info *info, vo
 	if (!r->drained || n >= FS_HTTP_LOW_BACKLOG || info->n_deleted == 0)
 		return;
 	/* Not at once: the buffer is in the middle of its change. */
-	fs_http_call(r, r->drained, r->drained_arg);
-	r->drained = NULL;
+	if (fs_http_call(r, r->drained, r->drained_arg) == FS_OK)
+		r->drained = NULL;
 }
 
 static void drain_start(struct fs_http_request *r)
@@ -261,8 +261,15 @@ void fs_http_when_drained(struct fs_http_request *r, void (*fn)(void *arg), void
 	r->drained_arg = arg;
 	if (fs_http_stream_backlog(r) >= FS_HTTP_LOW_BACKLOG && r->drain)
 		return;
+	if (fs_http_call(r, fn, arg) == FS_OK)
+		r->drained = NULL;
+}
+
+bool fs_http_not_when_drained(struct fs_http_request *r)
+{
+	bool waits = r->drained != NULL;
 	r->drained = NULL;
-	fs_http_call(r, fn, arg);
+	return waits;
 }
 
 size_t fs_http_stream_backlog(const struct fs_http_request *r)

@@ -108,6 +108,9 @@ void http_request_over(struct fs_http_request *r)
 	r->phase = PHASE_DONE;
 	http_drain_stop(r);
 	r->req = NULL;
+	if (r->gate)
+		r->gate->request = NULL;
+	r->gate = NULL;
 	http_watch_stop(r);
 	if (r->timer)
 		event_free(r->timer);
@@ -132,6 +135,8 @@ static void take_head(struct fs_http_request *r, struct http_gate *g)
 	r->key = http_access_key(&r->h->access, &g->head);
 	r->head = g->head;
 	g->head = (struct http_head){.last = r->head.last};
+	g->request = r;
+	r->gate = g;
 	evhttp_connection_get_peer(g->evcon, &address, &port);
 	snprintf(r->peer, sizeof(r->peer), "%s", address ? address : "");
 }

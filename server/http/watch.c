@@ -26,6 +26,16 @@ static void peer_event(evutil_socket_t fd, short what, void *arg)
 	fs_cancel_fire(r->cancel, FS_CANCEL_CLIENT);
 }
 
+/* evhttp gave its connection up while the answer was made. Ours would stay open and tell nothing when it did
+ * so because the socket took no byte for too long. */
+void http_peer_lost(struct fs_http_request *r)
+{
+	char c;
+	ssize_t n = recv(r->gone_fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+	r->gate = NULL;
+	fs_cancel_fire(r->cancel, n > 0 || (n < 0 && errno == EAGAIN) ? FS_CANCEL_UNREAD : FS_CANCEL_CLIENT);
+}
+
 int http_watch_start(struct fs_http_request *r)
 {
 	struct evhttp_connection *evcon = evhttp_request_get_connection(r->req);

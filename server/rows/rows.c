@@ -46,7 +46,7 @@ void *fs_rows_alloc(size_t bytes)
 		return malloc(bytes);
 	if (bytes <= SPARE_MAX && (p = atomic_exchange(&spare, NULL))) {
 		size_t n = malloc_usable_size(p);
-		if (n >= bytes && n - bytes <= bytes / 4)
+		if (n >= bytes && n - bytes <= bytes / 16)
 			return p;
 		free(p);
 	}

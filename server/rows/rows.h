@@ -20,7 +20,7 @@ struct fs_rows {
 };
 /* malloc'd memory for rows, in huge pages where the machine gives them: rows are many MB that are written
  * once, and their first touch would be an exception for each 4 KiB. That of rows which are gone is used again
- * (one piece of up to 64 MiB is kept), unless a quarter of what is asked for would be idle. NULL: out of
+ * (one piece of up to 64 MiB is kept), unless more than a sixteenth of it would be idle. NULL: out of
  * memory. */
 void *fs_rows_alloc(size_t bytes);
 /* Takes data (malloc'd) over, on failure too. refs = 1. */

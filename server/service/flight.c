@@ -93,6 +93,17 @@ static void unlist_locked(struct fs_flights *f, struct flight *x)
 	f->live--;
 }
 
+/* The one to join, NULL = none: a failure that nobody has seen yet is for those who were there, and a new
+ * encode may succeed. */
+static struct flight *boarding_locked(struct fs_flights *f, const uint8_t key[32])
+{
+	struct flight *x = find_locked(f, key);
+	if (!x || !x->job || !fs_vision_job_failed(x->job))
+		return x;
+	unlist_locked(f, x);
+	return NULL;
+}
+
 /* By whoever listed it. The copy that vision makes of the picture is made without the lock. */
 static int submit(
         struct fs_flights *f, struct flight *x, const struct fs_flight_picture *p, struct fs_errbuf *e)
@@ -131,7 +142,7 @@ int fs_flight_join(
 	pthread_mutex_lock(&f->lock);
 	s->rows = fs_rows_cache_get(f->cache, p->key);
 	if (!s->rows) {
-		s->flight = find_locked(f, p->key);
+		s->flight = boarding_locked(f, p->key);
 		mine = !s->flight;
 		if (mine) {
 			s->flight = fresh;

@@ -110,8 +110,8 @@ static int try_agent_key(struct auth *a, size_t i, struct fs_errbuf *e)
 	}
 	if (*a->sign_error.text) { /* the agent failed, not the server */
 		note(a->skipped, sizeof(a->skipped), a->sign_error.text);
-		int over = fs_patience_poll(a->patience, -1, 0);
-		return over == FS_ECANCELLED || fs_now() >= a->patience->deadline
+		const struct fs_patience *p = a->patience;
+		return (p->cancelled && p->cancelled(p->arg)) || fs_now() >= p->deadline
 		               ? fs_fail(e, FS_ETIMEOUT, "%s", a->sign_error.text)
 		               : FS_ENOTFOUND;
 	}

@@ -48,6 +48,7 @@ struct fs_ssh {
 	bool write_owes;          /* a packet of ours is half sent: only fs_ssh_write may go on */
 	bool read_owes;           /* a window adjustment is half sent: only reads may go on */
 	bool maybe_more;          /* data may lie in libssh2's queue that poll does not see */
+	bool no_stderr;           /* of what has been received, there is none unread */
 	size_t allowance;         /* bytes that libssh2 may take from the socket for now */
 	const void *pinned;       /* of the write that is to be repeated; NULL = none */
 	/* where keys are agreed on, ciphers are begun in it; NULL = none */
@@ -83,6 +84,7 @@ static LIBSSH2_RECV_FUNC(receive)
 	if (r < 0)
 		return -errno;
 	s->allowance -= (size_t)r;
+	s->no_stderr = false;
 	return r;
 }
 
@@ -509,8 +511,10 @@ ssize_t fs_ssh_read_stderr(struct fs_ssh *s, void *buf, size_t n)
 		return 0;
 	ssize_t r = read_stream(s, SSH_EXTENDED_DATA_STDERR, buf, n);
 	s->maybe_more = true; /* it may have queued output, which poll will not tell */
-	if (r == LIBSSH2_ERROR_EAGAIN)
+	if (r == LIBSSH2_ERROR_EAGAIN) {
 		s->read_owes = owes_output(s);
+		s->no_stderr = true;
+	}
 	return r > 0 ? r : 0;
 }
 
@@ -547,8 +551,9 @@ int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline
 {
 	if (s->maybe_more && !s->write_owes)
 		return FS_OK;
-	/* error text that a read of the output has queued: poll does not see it */
-	if (!s->write_owes && !s->read_owes && libssh2_poll_channel_read(s->ch, 1))
+	/* Error text that a read of the output has queued: poll does not see it. The question is answered with yes
+	 * for whatever else a host queues, too. */
+	if (!s->write_owes && !s->read_owes && !s->no_stderr && libssh2_poll_channel_read(s->ch, 1))
 		return FS_OK;
 	short events = POLLIN;
 	if (s->write_owes)

@@ -41,6 +41,8 @@ void fs_host_set_state_locked(struct fs_host *h, enum fs_host_state state, const
 		h->since = fs_now();
 	h->state = state;
 	fs_wake(h->v->news);
+	if (state == FS_HOST_UP)
+		fs_wake(h->wake); /* a picture may be half sent */
 	snprintf(h->cause, sizeof(h->cause), "%s", cause);
 	if (state != FS_HOST_UP)
 		for (struct fs_vision_job *j = h->jobs.first, *next; j; j = next) {
@@ -181,8 +183,9 @@ static int on_rows(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf
 		return fs_fail(e, FS_EFORMAT, "it sent f16 rows that nobody asked for");
 	if ((rc = fs_rows_head_bytes(&head, &j->need, e)))
 		return rc;
-	size_t n = (size_t)head.shape.n_tokens *
-	           (size_t)head.shape.n_embd; /* within FS_ROWS_MAX_BYTES, checked with the head */
+	size_t n = (size_t)head.shape.n_tokens * (size_t)head.shape.n_embd;
+	if (n > FS_ROWS_MAX_BYTES / sizeof(float)) /* as halves they were not too large */
+		return fs_fail(e, FS_EFORMAT, "it sent rows of more than %zu bytes", FS_ROWS_MAX_BYTES);
 	j->data = fs_rows_alloc(n * sizeof(float));
 	if (!j->data)
 		return fs_fail(e, FS_ENOMEM, "out of memory for %zu bytes of rows", n * sizeof(float));
@@ -395,7 +398,6 @@ static int turn(struct run *r, struct fs_ssh *ssh, struct fs_errbuf *e)
 	int64_t next = FS_NEVER;
 	bool moved = false;
 	int rc;
-	fs_wake_drain(h->wake);
 	if ((rc = drop_ended_jobs(r, e)) || (rc = fs_link_send(&r->link, &moved, e)))
 		return rc;
 	read_stderr(r, ssh, &moved);
@@ -426,8 +428,12 @@ int fs_host_serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct f
 	int rc = fs_link_init(&r->link, h, ssh, e);
 	if (!rc)
 		rc = send_hello(r, e);
-	while (!rc && !fs_host_is_over(h))
+	while (!rc) {
+		fs_wake_drain(h->wake); /* before anything is looked at that it may be about */
+		if (fs_host_is_over(h))
+			break;
 		rc = turn(r, ssh, e);
+	}
 	if (!rc)
 		say_bye(r, ssh);
 	/* What it said last tells more than how the channel ended; a host that never stops talking is not

@@ -484,6 +484,14 @@ int fs_vision_wait(struct fs_vision_job *j, struct fs_rows **rows, struct fs_err
 	return fs_vision_wait_for(j, NULL, rows, e);
 }
 
+bool fs_vision_job_failed(struct fs_vision_job *j)
+{
+	pthread_mutex_lock(&j->v->lock);
+	bool failed = j->done && j->rc != FS_OK;
+	pthread_mutex_unlock(&j->v->lock);
+	return failed;
+}
+
 void fs_vision_job_destroy(struct fs_vision_job *j)
 {
 	if (!j)

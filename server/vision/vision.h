@@ -120,6 +120,8 @@ int fs_vision_wait(struct fs_vision_job *job, struct fs_rows **rows, struct fs_e
  * leaves the job alone. */
 int fs_vision_wait_for(
         struct fs_vision_job *job, struct fs_cancel *cancel, struct fs_rows **rows, struct fs_errbuf *e);
+/* Whether it has ended without rows. Never waits. */
+bool fs_vision_job_failed(struct fs_vision_job *job);
 /* Ends the job when it is still running; never waits. NULL is fine. */
 void fs_vision_job_destroy(struct fs_vision_job *job);
 

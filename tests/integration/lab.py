@@ -110,6 +110,13 @@ def drain(client):
     client.close()
 
 
+def sshd_common():
+    """Options of every sshd of the tests. Without PAM sshd lets nobody in whose password is locked, as root's often is."""
+    locked = os.getuid() == 0 and subprocess.run(["getent", "shadow", "root"], capture_output=True, text=True).stdout.startswith("root:!")
+    return (f"PidFile none\nUsePAM {'yes' if locked else 'no'}\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\n")
+
+
 class VisionHost:
     """sshd, and what it starts."""
 
@@ -129,8 +136,7 @@ class VisionHost:
         self.trust()
         (self.tmp / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.tmp}/host_key\nAuthorizedKeysFile {self.tmp}/authorized_keys\n"
-            "PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\n"
+            f"{sshd_common()}"
             "SetEnv SHLVL=2\n")  # bash then passes over the user's .bashrc, which may take long and print
         if os.getuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)

@@ -1,4 +1,4 @@
-"""scripts/bench compute at sizes of a test: what it tells fits together. No figure is judged."""
+"""scripts/bench compute and transport at sizes of a test: what they tell fits together. No figure is judged."""
 import json
 import subprocess
 
@@ -47,3 +47,16 @@ def test_compute(tmp_path):
     check_yardsticks(measured)
     check_shares(measured)
     check_bytes(measured)
+
+
+@pytest.mark.skipif(lab.SSHD is None, reason="no sshd on this machine")
+def test_transport():
+    r = subprocess.run([lab.TOP / "scripts/bench", "transport", "--build", str(lab.BUILD), "--rounds", "2", "--json"], capture_output=True, text=True,
+                       timeout=600)
+    assert r.returncode == 0, r.stderr
+    m = json.loads(r.stdout)
+    assert (m["rounds"], m["bytes_up"], m["bytes_down"], m["host"]) == (2, 200000, 4 * 1024 * 2560, "loopback")
+    for way in ("ours", "openssh", "base64"):
+        assert 0 < m[f"{way}_min_ms"] <= m[f"{way}_ms"]
+    assert m["ratio_openssh"] == pytest.approx(m["ours_ms"] / m["openssh_ms"])
+    assert m["ratio_base64"] == pytest.approx(m["ours_ms"] / m["base64_ms"])

@@ -6,12 +6,14 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
 import urllib.parse
 
 import pytest
+from PIL import Image
 
 import lab
 from lab import TOP, user, wait_for
@@ -118,6 +120,46 @@ def test_data_urls_of_every_shape(host, servers):
     assert len(answers) == 1
     status, reply = server.chat(user("x", "data:image/png,abc"))
     assert status == 400 and reply["error"]["param"] == "messages[0].content[0].image_url.url"
+
+
+def variants(path, tmp):
+    """The picture in each format, and turned with a tag that says so."""
+    im = Image.open(path).convert("RGB")
+    turned = Image.Exif()
+    turned[0x112] = 6  # stored as it looks after a quarter turn to the left
+    alpha = im.convert("RGBA")
+    alpha.putalpha(Image.new("L", im.size, 255))
+    for name, (one, options) in {
+            "palette.png": (im.quantize(256), {}), "alpha.png": (alpha, {}), "one.gif": (im.quantize(256), {}), "lossless.webp": (im, {"lossless": True}),
+            "lossy.webp": (im, {"quality": 95}), "one.jpg": (im, {"quality": 95, "subsampling": 0}),
+            "turned.jpg": (im.transpose(Image.Transpose.ROTATE_90), {"quality": 95, "subsampling": 0, "exif": turned})}.items():
+        one.save(tmp / name, **options)
+        yield tmp / name
+
+
+def test_each_format_is_answered_rightly(truth, host, servers, tmp_path):
+    server = servers(host.start()).wait_for_eyes()
+    q = next(q for q in QUESTIONS if q["picture"] == "places.png")
+    for path in variants(PICTURES / q["picture"], tmp_path):
+        assert server.ask(q["question"], path).strip().rstrip(".").lower() == right(truth, q), path.name
+
+
+@pytest.mark.parametrize("name", ["bomb_20000.png", "bomb_header.png", "bomb_text.png"])
+def test_bombs_are_refused_by_their_headers(host, servers, name):
+    """O06: nothing is unpacked, nothing is sent."""
+    server = servers(host.start()).wait_for_eyes()
+    server.ask("What is in the picture?", CASES / "plain.png")
+    sent, before = (server.status()["vision"]["hosts"][0]["bytes_up"], peak_kb(server.process.pid, forget=True))
+    status, reply = server.chat(user("What is this?", CASES / name))
+    assert (status, reply["error"]["code"]) == (400, "picture_too_large") and "at most" in reply["error"]["message"]
+    assert server.status()["vision"]["hosts"][0]["bytes_up"] - sent < 200  # a ping at most
+    assert peak_kb(server.process.pid) - before < 16 * 1024
+
+
+def peak_kb(pid, forget=False):
+    if forget:
+        pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1])
 
 
 @pytest.mark.parametrize("name", ["truncated.jpg", "truncated.png", "bomb_20000.png", "bomb_header.png"])

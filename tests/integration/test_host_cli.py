@@ -56,8 +56,7 @@ class Box:
         variables = " ".join(f'"{k}={v}"' for k, v in {**self.environment, **environment}.items())
         (self.tmp / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.tmp}/host_key\nAuthorizedKeysFile {self.keys}\nSetEnv {variables}\n"
-            "PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\n")
+            + lab.sshd_common())
         if os.getuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)
         self.process = subprocess.Popen([lab.SSHD, "-D", "-e", "-f", self.tmp / "sshd_config"], stderr=open(self.tmp / "sshd.log", "ab"))

@@ -158,6 +158,21 @@ def test_file_that_changed_is_taken_up(watchdog, tmp_path):
     c.close()
 
 
+def test_settings_read_while_a_failed_encoder_is_being_ended(watchdog):
+    h = watchdog(encode_timeout_s=1, stop_grace_ms=2000, args=["--stubborn"]).start()
+    c = h.channel()
+    old = h.encoder_pid()
+    c.enc(1, picture("hang"))
+    assert c.answer(1)[1] == fc.ETIMEOUT
+    reload(h, encode_timeout_s=1, stop_grace_ms=2000, args=[])
+    assert alive(old)  # it ignores TERM, and is killed after the grace
+    c.await_ready()
+    assert not alive(old)
+    c.enc(2, picture())
+    assert c.answer(2)[0] == "rows"
+    c.close()
+
+
 def test_other_program_in_place_of_one_that_fails(watchdog):
     h = watchdog(args=["--exit", "7"]).start()
     c = h.channel(ready=False)

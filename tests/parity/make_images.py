@@ -72,6 +72,13 @@ def png(samples, depth, colour, interlace=False, extra=b""):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + extra + chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
 
 
+def bomb_of_text():
+    """16000 x 16000 by its header; in front of the pixels two comments that unpack to 15 MiB each."""
+    head = struct.pack(">IIBBBBB", 16000, 16000, 8, 2, 0, 0, 0)
+    comment = chunk(b"zTXt", b"note\0\0" + zlib.compress(bytes(15 << 20), 9))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + comment * 2 + chunk(b"IDAT", zlib.compress(bytes(4))) + chunk(b"IEND", b"")
+
+
 def wide_samples(w, h, channels, seed):
     return np.random.default_rng(seed).integers(0, 65536, (h, w, channels))
 
@@ -207,7 +214,8 @@ def move_frame(data, canvas, at):
 # ---- what to expect ---------------------------------------------------------------------------------------------------
 
 LOSSY = {".jpg"}
-BAD = {"truncated.jpg": "damaged", "truncated.png": "damaged", "bomb_20000.png": "pixels", "bomb_header.png": "pixels"}
+BAD = {"truncated.jpg": "damaged", "truncated.png": "damaged", "bomb_20000.png": "pixels", "bomb_header.png": "pixels",
+       "bomb_text.png": "pixels"}
 # Largest difference of one channel that a correct decoder may show: IDCT and chroma upsampling variants, CMYK arithmetic.
 TOLERANCE = {"cmyk.jpg": 12, "cmyk_adobe.jpg": 12, "cmyk_plain.jpg": 12, "ycck_adobe.jpg": 12}
 # Where Pillow is no reference: its answer for the twin of the same picture is.
@@ -278,7 +286,7 @@ def main():
     keep = ap.parse_args().keep
     os.makedirs(CASES, exist_ok=True)
     exact = {}
-    for name, made in {**pngs(), **jpegs(), **webps(), **gifs()}.items():
+    for name, made in {"bomb_text.png": bomb_of_text(), **pngs(), **jpegs(), **webps(), **gifs()}.items():
         data, rgb = made if isinstance(made, tuple) else (made, None)
         if rgb is not None:
             exact[name] = rgb

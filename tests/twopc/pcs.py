@@ -326,8 +326,7 @@ class VisionPc(Pc):
         names = {**self.environment, **self.sshd_environment}
         (self.folder / "sshd_config").write_text(
             f"ListenAddress 0.0.0.0:22\nHostKey {self.folder}/host_key\nAuthorizedKeysFile {self.home}/.ssh/authorized_keys\n"
-            "PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            "PermitRootLogin prohibit-password\nLogLevel VERBOSE\nSetEnv " + " ".join(f'"{k}={v}"' for k, v in names.items()) + "\n" +
+            + lab.sshd_common() + "SetEnv " + " ".join(f'"{k}={v}"' for k, v in names.items()) + "\n" +
             "".join(line + "\n" for line in self.sshd_options))
         os.makedirs("/run/sshd", exist_ok=True)
         self.sshd = self.start(lab.SSHD, "-D", "-e", "-f", self.folder / "sshd_config", log="sshd.log")

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <pwd.h>
 #include <signal.h>
+#include <shadow.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,18 +113,26 @@ static void keygen(const char *type, const char *path)
 	FS_ASSERT(test_run(argv) == 0);
 }
 
+/* Of root: without PAM sshd does not let it in then. */
+static bool password_is_locked(void)
+{
+	const struct spwd *p = geteuid() == 0 ? getspnam("root") : NULL;
+	return p && p->sp_pwdp[0] == '!';
+}
+
 static void write_config(struct test_sshd *s, const struct test_sshd_opts *o)
 {
 	struct fs_buf conf, known;
 	fs_buf_init(&conf, 65536);
 	fs_buf_init(&known, 65536);
 	int rc = fs_buf_printf(&conf,
-	        "ListenAddress 127.0.0.1\nPort %d\nPidFile none\nUsePAM no\nStrictModes "
+	        "ListenAddress 127.0.0.1\nPort %d\nPidFile none\nUsePAM %s\nStrictModes "
 	        "no\nPasswordAuthentication no\n"
 	        "KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups "
 	        "200\nLogLevel VERBOSE\nSetEnv SHLVL=2\n" /* bash then passes over the user's .bashrc */
 	        "AuthorizedKeysFile %s\n%s\n",
-	        s->port, s->authorized_keys, o && o->extra ? o->extra : "");
+	        s->port, password_is_locked() ? "yes" : "no", s->authorized_keys,
+	        o && o->extra ? o->extra : "");
 	if (o && o->forced_command)
 		rc |= fs_buf_printf(&conf, "ForceCommand %s\n", o->forced_command);
 	char types[64], path[200], pub[210];

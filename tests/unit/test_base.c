@@ -114,6 +114,12 @@ static void count_hook(void *arg)
 
 static void cancel_fires_once(void **state)
 {
+	/* words of docs/API.md */
+	assert_string_equal(fs_cancel_cause_name(FS_CANCEL_CLIENT), "client");
+	assert_string_equal(fs_cancel_cause_name(FS_CANCEL_DELETED), "deleted");
+	assert_string_equal(fs_cancel_cause_name(FS_CANCEL_DEADLINE), "deadline");
+	assert_string_equal(fs_cancel_cause_name(FS_CANCEL_SHUTDOWN), "shutdown");
+	assert_string_equal(fs_cancel_cause_name(FS_CANCEL_UNREAD), "unread");
 	struct fs_cancel *c = fs_cancel_create(FS_NEVER);
 	atomic_int a = 0, b = 0;
 	struct fs_cancel_hook ha = {.fn = count_hook, .arg = &a}, hb = {.fn = count_hook, .arg = &b};

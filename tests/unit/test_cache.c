@@ -203,13 +203,13 @@ static void memory_of_rows_that_are_gone_is_used_again(void **state)
 	void *first = fs_rows_alloc(n);
 	memset(first, 1, n);
 	drop(first, 1024);
-	void *second = fs_rows_alloc(n - n / 8);
+	void *second = fs_rows_alloc(n - n / 32);
 	assert_ptr_equal(second, first);
-	memset(second, 2, n - n / 8);
+	memset(second, 2, n - n / 32);
 	void *third = fs_rows_alloc(n); /* there is no other piece */
 	assert_ptr_not_equal(third, first);
 	memset(third, 3, n);
-	drop(second, 896);
+	drop(second, 992);
 	drop(third, 1024);
 	/* what is much too large, or too small, is let go instead */
 	void *small = fs_rows_alloc(n * 3 / 4), *large;

@@ -186,6 +186,27 @@ static void a_failure_is_everybodys_and_not_kept(void **state)
 	finish(&h);
 }
 
+/* Its owner is busy with something else meanwhile, perhaps for minutes. */
+static void a_failure_that_nobody_has_seen_is_not_joined(void **state)
+{
+	struct hangar h;
+	struct fs_rows *rows = NULL;
+	static const char picture[] = "FAKE err=broken";
+	prepare(&h, 1 << 20);
+	struct fs_seat *busy = seat(&h, picture);
+	int64_t until = fs_deadline_ms(RIG_LIMIT_MS);
+	do {
+		struct fs_seat *later = seat(&h, picture); /* joins until the first encode has failed */
+		fs_seat_leave(later);
+		assert_true(fs_now() < until);
+	} while (stats(&h).encodes < 2);
+	assert_int_equal(fs_seat_wait(busy, NULL, &rows, &e), FS_EINVAL);
+	assert_string_equal(e.text, "broken");
+	fs_seat_leave(busy);
+	assert_int_equal(stats(&h).live, 0);
+	finish(&h);
+}
+
 static void a_refusal_is_told_at_once(void **state)
 {
 	struct hangar h;
@@ -321,6 +342,7 @@ int main(void)
 	        cmocka_unit_test(a_deadline_is_its_owners),
 	        cmocka_unit_test(the_last_one_to_leave_ends_it),
 	        cmocka_unit_test(a_failure_is_everybodys_and_not_kept),
+	        cmocka_unit_test(a_failure_that_nobody_has_seen_is_not_joined),
 	        cmocka_unit_test(a_refusal_is_told_at_once),
 	        cmocka_unit_test(a_hit_never_waits_behind_an_encode),
 	        cmocka_unit_test(without_a_cache_only_the_flight_is_shared),

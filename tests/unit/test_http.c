@@ -11,6 +11,7 @@
 #include <arpa/inet.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,6 +265,79 @@ static void a_stream_flows_and_ends(void **state)
 	wait_idle();
 }
 
+/* Such a client is told no length and knows no chunks. */
+static void a_stream_to_http_1_0_ends_with_its_connection(void **state)
+{
+	char buf[4096];
+	int fd = dial(0);
+	send_text(fd, "POST /keep HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\nContent-Length: "
+	              "1\r\n\r\nx");
+	struct fs_http_request *r = take();
+	fs_http_stream_begin(r);
+	fs_http_stream_write(r, "data: 1\n\n", 9);
+	fs_http_stream_end(r);
+	fs_http_unref(r);
+	read_until(fd, buf, sizeof(buf), NULL);
+	assert_null(strstr(buf, "Content-Length"));
+	assert_null(strstr(buf, "keep-alive"));
+	assert_non_null(strstr(buf, "\r\n\r\ndata: 1\n\n"));
+	close(fd);
+	wait_idle();
+}
+
+static atomic_int n_drained, n_taken_back;
+
+static void count_drained(void *arg)
+{
+	atomic_fetch_add(&n_drained, 1);
+}
+
+static void listen_for_drain(void *arg)
+{
+	fs_http_when_drained(arg, count_drained, NULL);
+}
+
+static void take_back(void *arg)
+{
+	atomic_fetch_add(&n_taken_back, fs_http_not_when_drained(arg) ? 1 : 100);
+}
+
+static void wait_count(atomic_int *n, int want)
+{
+	while (atomic_load(n) < want)
+		poll(NULL, 0, 1);
+	assert_int_equal(atomic_load(n), want);
+}
+
+static void a_call_for_the_drain_can_be_taken_back(void **state)
+{
+	static char block[512 * 1024], buf[1 << 20];
+	memset(block, 'x', sizeof(block));
+	int fd = dial(4096);
+	send_text(fd, POST("/keep", "hello"));
+	struct fs_http_request *r = take();
+	fs_http_stream_begin(r);
+	for (int i = 0; i < 6; i++) /* more than sockets hold */
+		assert_int_equal(fs_http_stream_write(r, block, sizeof(block)), FS_OK);
+	fs_http_call(r, listen_for_drain, r);
+	fs_http_call(r, take_back, r);
+	wait_count(&n_taken_back, 1);
+	fs_http_call(r, take_back, r); /* none waits any more */
+	wait_count(&n_taken_back, 101);
+	fs_http_call(r, listen_for_drain, r);
+	for (size_t got = 0; got < 6 * sizeof(block);) {
+		ssize_t n = read(fd, buf, sizeof(buf));
+		assert_true(n > 0);
+		got += (size_t)n;
+	}
+	wait_count(&n_drained, 1);
+	fs_http_stream_end(r);
+	fs_http_unref(r);
+	read_until(fd, buf, sizeof(buf), "0\r\n\r\n");
+	close(fd);
+	wait_idle();
+}
+
 static void a_stream_begins_by_itself_and_may_still_fail(void **state)
 {
 	char buf[4096];
@@ -399,6 +473,8 @@ int main(void)
 	        cmocka_unit_test(a_reset_fires_the_token),
 	        cmocka_unit_test(a_pipelined_request_waits),
 	        cmocka_unit_test(a_stream_flows_and_ends),
+	        cmocka_unit_test(a_stream_to_http_1_0_ends_with_its_connection),
+	        cmocka_unit_test(a_call_for_the_drain_can_be_taken_back),
 	        cmocka_unit_test(a_stream_begins_by_itself_and_may_still_fail),
 	        cmocka_unit_test(a_reader_that_stops_is_dropped),
 	        cmocka_unit_test(every_live_request_can_be_cancelled),

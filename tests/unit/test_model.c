@@ -21,6 +21,7 @@ enum { E = 8, HEADS = 2, KV = 1, HD = 4, FF = 12, VOCAB = 16 };
 struct tiny {
 	const char *arch;
 	const char *skip, *shape; /* a tensor that is missing, one with a row too many */
+	const char *unreadable;   /* one of a type that nobody knows */
 	const char *skip_key;
 	uint32_t heads, kv_heads, experts, key_length, value_length, rot;
 	const char *scaling;
@@ -34,7 +35,9 @@ static void put_matrix(struct gguf_make *m, const struct tiny *t, const char *na
 {
 	int64_t ne[2] = {in, out + (t->shape != NULL && strcmp(t->shape, name) == 0)};
 
-	if (t->skip == NULL || strcmp(t->skip, name) != 0)
+	if (t->unreadable != NULL && strcmp(t->unreadable, name) == 0)
+		gm_table_entry(m, name, 16, ne, out > 1 ? 2 : 1, 0);
+	else if (t->skip == NULL || strcmp(t->skip, name) != 0)
 		gm_tensor(
 		        m, name, FS_F32, ne, out > 1 ? 2 : 1, data, (size_t)(ne[0] * ne[1]) * sizeof(float));
 }
@@ -223,6 +226,13 @@ static void refused(void **state)
 	        {{.arch = "llama", .scaling = "linear", .factor = -2}, FS_EFORMAT, "negative"},
 	        {{.arch = "qwen2", .skip = "blk.0.ffn_up.weight"}, FS_ENOTFOUND, "blk.0.ffn_up.weight"},
 	        {{.arch = "qwen2", .skip = "token_embd.weight"}, FS_ENOTFOUND, "token_embd.weight"},
+	        /* what may be absent must not pass for it */
+	        {{.arch = "qwen2", .unreadable = "output.weight"}, FS_ENOTSUP, "output.weight has type 16"},
+	        {{.arch = "qwen2", .unreadable = "blk.0.attn_k.bias"}, FS_ENOTSUP, "attn_k.bias has type 16"},
+	        {{.arch = "qwen2", .fused = true, .unreadable = "blk.0.attn_qkv.bias"}, FS_ENOTSUP,
+	                "attn_qkv.bias has type 16"},
+	        {{.arch = "llama", .rope_freqs = true, .unreadable = "rope_freqs.weight"}, FS_ENOTSUP,
+	                "rope_freqs.weight has type 16"},
 	        {{.arch = "qwen3"}, FS_ENOTFOUND, "attn_q_norm"},
 	        {{.arch = "qwen2", .shape = "blk.0.attn_k.weight"}, FS_EFORMAT, "blk.0.attn_k.weight"},
 	        {{.arch = "qwen2", .shape = "blk.0.attn_qkv.weight", .fused = true}, FS_EFORMAT,

@@ -396,6 +396,27 @@ static void agent_signs(void **state)
 	o.identity = path;
 	accepted(&o);
 
+	/* a key that the agent holds and does not sign with, since nobody is there to be asked: the next
+	 * one's turn */
+	char pub[260], *old = test_read_file(sshd.authorized_keys), text[16384];
+	snprintf(path, sizeof(path), "%s/id_asks", sshd.dir);
+	const char *const gen[] = {"ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path, NULL};
+	const char *const drop[] = {"ssh-add", "-q", "-D", NULL};
+	const char *const ask[] = {"ssh-add", "-q", "-c", path, NULL};
+	assert_int_equal(test_run(gen), 0);
+	snprintf(pub, sizeof(pub), "%s.pub", path);
+	char *line = test_read_file(pub);
+	snprintf(text, sizeof(text), "%s%s", old, line);
+	test_write_file(sshd.authorized_keys, text, 0600);
+	assert_int_equal(test_run(drop), 0);
+	assert_int_equal(test_run(ask), 0);
+	test_write_file(config, "", 0600);
+	o.identity = sshd.identity;
+	accepted(&o);
+	test_write_file(sshd.authorized_keys, old, 0600);
+	free(line);
+	free(old);
+
 	unsetenv("SSH_AUTH_SOCK");
 	fs_child_end(&agent, 1000);
 }
