@@ -42,8 +42,8 @@ static int open_png(const struct image_source *s, size_t max_chunk, size_t max_c
 	return FS_OK;
 }
 
-/* The orientation stands behind the header, among chunks that the library unpacks on its way: it is not looked for
- * in a picture that is too large anyway. */
+/* The orientation stands behind the header, among chunks that the library unpacks on its way: it is not
+ * looked for in a picture that is too large anyway. */
 int image_png_probe(const struct image_source *s, struct fs_image_info *info, struct fs_errbuf *e)
 {
 	spng_ctx *ctx = NULL;

@@ -42,15 +42,15 @@ struct fs_ssh {
 	int fd;
 	LIBSSH2_SESSION *ls;
 	LIBSSH2_CHANNEL *ch;
-	char label[400];          /* user@host:port */
-	char command[256];        /* for messages; what is executed, unless long_command is set */
-	const char *long_command; /* the caller's; while a channel is opened */
-	bool write_owes;          /* a packet of ours is half sent: only fs_ssh_write may go on */
-	bool read_owes;           /* a window adjustment is half sent: only reads may go on */
-	bool maybe_more;          /* data may lie in libssh2's queue that poll does not see */
-	bool no_stderr;           /* of what has been received, there is none unread */
-	size_t allowance;         /* bytes that libssh2 may take from the socket for now */
-	const void *pinned;       /* of the write that is to be repeated; NULL = none */
+	char label[400];           /* user@host:port */
+	char command[256];         /* its beginning, for messages */
+	const char *whole_command; /* the caller's; while a channel is opened */
+	bool write_owes;           /* a packet of ours is half sent: only fs_ssh_write may go on */
+	bool read_owes;            /* a window adjustment is half sent: only reads may go on */
+	bool maybe_more;           /* data may lie in libssh2's queue that poll does not see */
+	bool no_stderr;            /* of what has been received, there is none unread */
+	size_t allowance;          /* bytes that libssh2 may take from the socket for now */
+	const void *pinned;        /* of the write that is to be repeated; NULL = none */
 	/* where keys are agreed on, ciphers are begun in it; NULL = none */
 	struct fs_keystream *keystream;
 };
@@ -190,10 +190,9 @@ static int open_channel(struct fs_ssh *s, const struct fs_start *st, struct fs_e
 		if (w)
 			return w;
 	}
-	const char *command = s->long_command ? s->long_command : s->command;
 	int rc;
-	while ((rc = libssh2_channel_process_startup(s->ch, "exec", 4, command, (unsigned)strlen(command))) ==
-	        LIBSSH2_ERROR_EAGAIN) {
+	while ((rc = libssh2_channel_process_startup(s->ch, "exec", 4, s->whole_command,
+	                (unsigned)strlen(s->whole_command))) == LIBSSH2_ERROR_EAGAIN) {
 		int w = wait_step(s, st, "starting the remote program", e);
 		if (w)
 			return w;
@@ -201,6 +200,17 @@ static int open_channel(struct fs_ssh *s, const struct fs_start *st, struct fs_e
 	return rc ? fs_fail(e, FS_EUNAVAILABLE, "%s refuses to start %s: %s", s->label, s->command,
 	                    last_error(s))
 	          : FS_OK;
+}
+
+/* told: bytes of it that messages have room for. */
+static int run_command(
+        struct fs_ssh *s, const char *command, int told, const struct fs_start *st, struct fs_errbuf *e)
+{
+	snprintf(s->command, sizeof(s->command), "%.*s", told, command);
+	s->whole_command = command;
+	int rc = open_channel(s, st, e);
+	s->whole_command = NULL;
+	return rc;
 }
 
 /* The wanted methods that this libssh2 knows: its own weeding copies overlapping memory (1.10). */
@@ -298,10 +308,8 @@ static int connect_to(const struct fs_ssh_opts *o, const char *command, const st
 		return rc;
 	struct fs_start st = {conf, *patience};
 	rc = start(s, &st, e);
-	if (!rc && command) {
-		snprintf(s->command, sizeof(s->command), "%s", command);
-		rc = open_channel(s, &st, e);
-	}
+	if (!rc && command)
+		rc = run_command(s, command, 255, &st, e);
 	free(conf);
 	if (rc)
 		fs_ssh_close(s);
@@ -356,11 +364,7 @@ int fs_ssh_exec(struct fs_ssh *s, const char *command, const struct fs_patience 
 	s->write_owes = s->read_owes = false;
 	s->pinned = NULL;
 	s->maybe_more = true;
-	snprintf(s->command, sizeof(s->command), "%.60s", command);
-	s->long_command = command;
-	int rc = open_channel(s, &st, e);
-	s->long_command = NULL;
-	return rc;
+	return run_command(s, command, 60, &st, e); /* a script, as a rule */
 }
 
 /* After the end of the output. */
@@ -551,8 +555,8 @@ int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline
 {
 	if (s->maybe_more && !s->write_owes)
 		return FS_OK;
-	/* Error text that a read of the output has queued: poll does not see it. The question is answered with yes
-	 * for whatever else a host queues, too. */
+	/* Error text that a read of the output has queued: poll does not see it. The question is answered
+	 * with yes for whatever else a host queues, too. */
 	if (!s->write_owes && !s->read_owes && !s->no_stderr && libssh2_poll_channel_read(s->ch, 1))
 		return FS_OK;
 	short events = POLLIN;

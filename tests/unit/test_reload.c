@@ -53,7 +53,8 @@ static int teardown(void **state)
 static int ask(void)
 {
 	int fd = http_dial(server);
-	http_say(fd, "POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+	http_say(fd, "POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
+	             "0\r\n\r\n");
 	return fd;
 }
 

@@ -112,6 +112,22 @@ static void echoes_bytes(void **state)
 	fs_ssh_close(s);
 }
 
+static void long_commands_are_executed_whole(void **state)
+{
+	enum { N = 5000 };
+	char command[N + 64] = "x=", told[8] = "";
+	struct fs_errbuf e;
+	struct fs_ssh *s = NULL;
+	memset(command + 2, 'a', N);
+	strcat(command, "; echo ${#x}");
+	struct fs_ssh_opts o = opts_for(&sshd, command);
+	if (dial(&o, &s, &e))
+		fail_msg("%s", e.text);
+	read_some(s, told, 5, &e);
+	assert_string_equal(told, "5000\n");
+	fs_ssh_close(s);
+}
+
 /*
  * A slow reader lets the host fill its window, keys are renegotiated meanwhile, and reads of many sizes of
  * both streams come in turn: not one byte may be lost. Lines of seven digits, so that each tells its number.
@@ -610,6 +626,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(echoes_bytes),
+	        cmocka_unit_test(long_commands_are_executed_whole),
 	        cmocka_unit_test(full_windows_survive_new_keys),
 	        cmocka_unit_test(tells_how_the_program_ended),
 	        cmocka_unit_test(reads_stderr_apart),
