@@ -419,10 +419,11 @@ cudaError_t cudaDeviceReset(void)
 	fake_cuda.resets++;
 	/* what is queued may name blocks, and does not run any more */
 	fake_cuda_broken = fake_cuda_broken ? fake_cuda_broken : cudaErrorIllegalAddress;
-	fake_cuda_free_all();
+	fake_cuda_free_all(
+	        false); /* "cudaDeviceReset() will not destroy memory allocations by cudaMallocAsync()" */
 	while (objects)
 		fake_cuda_drop_object(objects->p);
-	fake_cuda.pools = fake_cuda.streams = fake_cuda.events = fake_cuda.graphs = fake_cuda.cublas = 0;
+	fake_cuda.streams = fake_cuda.events = fake_cuda.graphs = fake_cuda.cublas = 0;
 	if (!fake_cuda.stays_broken)
 		fake_cuda_broken = cudaSuccess;
 	return fake_cuda_say(cudaSuccess);
@@ -461,6 +462,7 @@ cudaError_t cudaGetLastError(void)
 void fake_cuda_init(void)
 {
 	cudaDeviceReset();
+	fake_cuda_free_all(true);
 	fake_cuda_broken = last = cudaSuccess;
 	memset(&fake_cuda, 0, sizeof(fake_cuda));
 	fake_cuda.cards = 1;

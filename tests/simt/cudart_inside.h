@@ -16,7 +16,7 @@ void *fake_cuda_need(size_t bytes);        /* cleared; never NULL */
 /* Objects that the context takes along when it is reset, by end. */
 void *fake_cuda_object(size_t bytes, void (*end)(void *p));
 void fake_cuda_drop_object(void *p);
-void fake_cuda_free_all(void); /* the card's memory, and what is pinned */
+void fake_cuda_free_all(bool pooled); /* the card's memory, what pools gave or not, and what is pinned */
 /* Whether the card's memory can be reached: by what runs on it. To the program itself its addresses mean
  * nothing, and under the address sanitizer it is stopped when it follows one. */
 void fake_cuda_reach(bool card);

@@ -30,6 +30,7 @@ struct block {
 	uint8_t *p;
 	size_t size;
 	bool pinned, freed; /* freed: by a stream that has not got there */
+	bool pooled;        /* outlives its context */
 	struct block *next;
 };
 static struct block *blocks;
@@ -159,7 +160,11 @@ cudaError_t cudaFreeHost(void *p)
 
 cudaError_t cudaMallocFromPoolAsync(void **out, size_t bytes, cudaMemPool_t pool, cudaStream_t s)
 {
-	return new_block(out, bytes, false);
+	cudaError_t rc = new_block(out, bytes, false);
+
+	if (!rc)
+		blocks->pooled = true;
+	return rc;
 }
 
 static void nothing(void *arg)
@@ -198,14 +203,14 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t *out, const struct cudaMemPoolProps 
 {
 	if (fake_cuda_broken)
 		return fake_cuda_say(fake_cuda_broken);
-	*out = fake_cuda_object(sizeof(**out), free);
+	*out = fake_cuda_need(sizeof(**out)); /* no object of a context */
 	fake_cuda.pools++;
 	return cudaSuccess;
 }
 
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
 {
-	fake_cuda_drop_object(pool);
+	free(pool);
 	fake_cuda.pools--;
 	return cudaSuccess;
 }
@@ -259,11 +264,15 @@ cudaError_t cudaMemcpyAsync(
 	return (cudaError_t)fake_cuda_queue(s, run_copy, free, c);
 }
 
-void fake_cuda_free_all(void)
+void fake_cuda_free_all(bool pooled)
 {
-	while (blocks) {
-		if (!blocks->freed)
-			count_freed(blocks);
-		remove_block(&blocks);
+	for (struct block **at = &blocks; *at;) {
+		if ((*at)->pooled && !(*at)->freed && !pooled) {
+			at = &(*at)->next;
+			continue;
+		}
+		if (!(*at)->freed)
+			count_freed(*at);
+		remove_block(at);
 	}
 }

@@ -274,6 +274,8 @@ static void test_lost(void **state)
 		assert_int_equal(fs_dev_sync(s.d, &e), FS_EUNAVAILABLE);
 		end(&s);
 		assert_int_equal(fake_cuda.resets, 1);
+		assert_int_equal(fake_cuda.used, 0); /* or the next device finds the card full */
+		assert_int_equal(fake_cuda.pools, 0);
 		fake_cuda_init();
 		s = begin(open_gpu(), 3);
 		assert_int_equal(product(&s, NULL, &y, &e), FS_OK);

@@ -77,13 +77,15 @@ bool fs_cuda_wait_event(struct fs_cuda *c, cudaEvent_t ev, const char *what)
 	int64_t begin = fs_now();
 
 	while (fs_cuda_usable(c)) {
-		cudaError_t rc = cudaEventQuery(ev);
+		/* the clock first: a process may be stopped for long between the two */
 		int64_t waited = fs_now() - begin;
+		cudaError_t rc = cudaEventQuery(ev);
 
 		if (rc == cudaSuccess)
 			return true;
 		if (rc != cudaErrorNotReady) {
 			fs_cuda_fail(c, rc, what);
+			return false;
 		} else if (waited > c->wait_limit) {
 			c->dev.hung = c->dev.lost = true;
 			fs_error("%s: lost: %s: no answer for %lld s", c->dev.name, what,
@@ -334,9 +336,12 @@ static void cuda_close(struct fs_dev *d)
 		fs_cuda_release(d, bufs[i]->p);
 	fs_cuda_release(d, c->workspace);
 	fs_slots_finish(c, &c->slots);
-	/* What a context that broke still holds goes with it; the next device makes a new one. */
-	if (c->dev.lost && !c->dev.hung)
+	/* What a context that broke still holds goes with it, but for the pool's; the next device makes a new
+	 * one. */
+	if (c->dev.lost && !c->dev.hung) {
 		(void)cudaDeviceReset();
+		fs_cuda_drop_pool(c);
+	}
 	if (!c->dev.lost) {
 		for (int i = 0; i < 2; i++)
 			if (c->pace[i])
@@ -350,6 +355,7 @@ static void cuda_close(struct fs_dev *d)
 		if (c->pool)
 			cudaMemPoolDestroy(c->pool);
 	}
+	free(c->held);
 	free(c);
 }
 

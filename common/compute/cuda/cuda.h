@@ -71,6 +71,8 @@ struct fs_cuda {
 	enum fs_dtype half;  /* FS_BF16 where tensor cores have it, else FS_F16 */
 	cudaStream_t stream;
 	cudaMemPool_t pool; /* NULL: the card has none */
+	void **held;        /* what it gave and has not got back: cudaDeviceReset leaves that */
+	size_t n_held, cap_held;
 	cudaEvent_t done, pace[2];
 	bool paced[2]; /* pace[] has been recorded */
 	unsigned pace_next;
@@ -91,6 +93,9 @@ static inline struct fs_cuda *fs_cuda(struct fs_dev *d)
 	return (struct fs_cuda *)d;
 }
 
+/* After cudaDeviceReset: gives back what the pool gave, as far as the runtime still does that, and the pool.
+ */
+void fs_cuda_drop_pool(struct fs_cuda *c);
 /* Makes a cudaError_t sticky, and the device lost when it answers nothing else any more. */
 void fs_cuda_fail(struct fs_cuda *c, int rc, const char *what);
 /* Asks the card whether it still answers; otherwise the device is lost. */

@@ -5,6 +5,7 @@
  */
 #include "common/compute/cuda/cuda.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- slots ---- */
@@ -124,10 +125,55 @@ void fs_cuda_copy(struct fs_dev *d, void *dst, const void *src, size_t bytes)
 
 /* ---- memory ---- */
 
+static bool room_to_hold(struct fs_cuda *c)
+{
+	size_t cap = FS_MAX(c->cap_held * 2, (size_t)64);
+	void **grown;
+
+	if (c->n_held < c->cap_held)
+		return true;
+	grown = realloc(c->held, cap * sizeof(*grown));
+	if (!grown)
+		return false;
+	c->held = grown;
+	c->cap_held = cap;
+	return true;
+}
+
 static int take(struct fs_cuda *c, size_t bytes, void **out)
 {
-	return c->pool ? (int)cudaMallocFromPoolAsync(out, bytes, c->pool, c->stream)
-	               : (int)cudaMalloc(out, bytes);
+	int rc;
+
+	if (!c->pool)
+		return cudaMalloc(out, bytes);
+	if (!room_to_hold(c))
+		return cudaErrorMemoryAllocation;
+	rc = cudaMallocFromPoolAsync(out, bytes, c->pool, c->stream);
+	if (!rc)
+		c->held[c->n_held++] = *out;
+	return rc;
+}
+
+static int give_back(struct fs_cuda *c, void *p)
+{
+	size_t i = c->n_held;
+
+	while (i > 0 && c->held[i - 1] != p) /* the youngest goes first, as a rule */
+		i--;
+	FS_ASSERT(i > 0);
+	c->held[i - 1] = c->held[--c->n_held];
+	return cudaFreeAsync(p, c->stream);
+}
+
+void fs_cuda_drop_pool(struct fs_cuda *c)
+{
+	for (size_t i = 0; i < c->n_held; i++)
+		(void)cudaFree(c->held[i]);
+	if (c->pool)
+		(void)cudaMemPoolDestroy(c->pool);
+	(void)cudaGetLastError();
+	c->n_held = 0;
+	c->pool = NULL;
 }
 
 int fs_cuda_alloc(struct fs_dev *d, size_t bytes, void **out, struct fs_errbuf *e)
@@ -166,11 +212,11 @@ void fs_cuda_release(struct fs_dev *d, void *p)
 	struct fs_cuda *c = fs_cuda(d);
 	int rc = 0;
 
-	/* A lost device's memory goes with its context. */
+	/* A lost device's memory goes when it is closed. */
 	if (!p || c->dev.lost)
 		return;
 	if (c->pool)
-		rc = cudaFreeAsync(p, c->stream);
+		rc = give_back(c, p);
 	else if (fs_cuda_wait_stream(c, "freeing memory"))
 		rc = cudaFree(p);
 	if (rc)
