@@ -233,9 +233,15 @@ struct http_gate *http_gate_of(struct fs_http *h, struct evhttp_request *req)
 	return g;
 }
 
+struct timeval http_idle(const struct fs_http *h)
+{
+	int64_t ms = h->o.idle_timeout_ms;
+	return (struct timeval){.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
+}
+
 static void set_timeouts(struct http_gate *g, bool reading)
 {
-	struct timeval tv = {.tv_sec = HTTP_IDLE_S};
+	struct timeval tv = http_idle(g->h);
 	bufferevent_set_timeouts(g->bev, reading ? &tv : NULL, &tv);
 }
 

@@ -58,6 +58,7 @@ struct fs_http_opts {
 	size_t max_bodies;       /* bytes of all bodies in memory; 4 times max_body; past it 503 */
 	int64_t read_timeout_ms; /* 60 s for a whole request, from its first byte on; then 408 */
 	int64_t peer_timeout_ms; /* 30 s; a peer that acknowledges nothing for so long is gone */
+	int64_t idle_timeout_ms; /* 60 s without a request, or without taking a byte of an answer */
 
 	fs_http_error_body error_body; /* of errors answered here; default OpenAI's envelope */
 };

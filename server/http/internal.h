@@ -15,8 +15,6 @@
 #define HTTP_SPARE_CONNECTIONS 64
 /* Bytes of a following request, or sent during a stream, that are held for a client. */
 #define HTTP_READ_AHEAD ((size_t)64 * 1024)
-/* evhttp cuts an idle connection, and one that takes nothing of its answer, after this long. */
-#define HTTP_IDLE_S 60
 
 enum act {
 	ACT_REPLY,
@@ -140,6 +138,7 @@ struct http_gate {
 struct bufferevent *http_gate_open(struct event_base *base, void *arg); /* evhttp asks for one a connection */
 void http_gate_chores(struct fs_http *h);
 struct http_gate *http_gate_of(struct fs_http *h, struct evhttp_request *req);
+struct timeval http_idle(const struct fs_http *h); /* evhttp cuts a connection after this long */
 void http_gate_answering(struct http_gate *g, struct evhttp_request *req);
 void http_gate_close_idle(struct fs_http *h);
 bool http_gate_any_busy(const struct fs_http *h);

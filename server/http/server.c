@@ -16,6 +16,7 @@
 #define DEFAULT_CONNECTIONS 512
 #define DEFAULT_READ_MS 60000
 #define DEFAULT_PEER_MS 30000
+#define DEFAULT_IDLE_MS 60000
 
 struct order *http_order_new(enum act act, struct fs_http_request *r, const void *data, size_t n)
 {
@@ -280,6 +281,8 @@ static void fill_defaults(struct fs_http_opts *o)
 		o->read_timeout_ms = DEFAULT_READ_MS;
 	if (!o->peer_timeout_ms)
 		o->peer_timeout_ms = DEFAULT_PEER_MS;
+	if (!o->idle_timeout_ms)
+		o->idle_timeout_ms = DEFAULT_IDLE_MS;
 }
 
 int fs_http_create(const struct fs_http_opts *o, struct fs_http **out, struct fs_errbuf *e)
@@ -294,7 +297,8 @@ int fs_http_create(const struct fs_http_opts *o, struct fs_http **out, struct fs
 	pthread_mutex_init(&h->lock, NULL);
 	int rc = make_loop(h) ? FS_OK : fs_fail(e, FS_EIO, "can not set up the event loop");
 	if (!rc) {
-		evhttp_set_timeout(h->ev, HTTP_IDLE_S);
+		struct timeval idle = http_idle(h);
+		evhttp_set_timeout_tv(h->ev, &idle);
 		evhttp_set_bevcb(h->ev, http_gate_open, h);
 		evhttp_set_gencb(h->ev, http_on_request, h);
 		rc = bind_socket(h, e);

@@ -579,6 +579,31 @@ static void listening_for_others_needs_a_key(void **state)
 	stop();
 }
 
+/* evhttp gives such a connection up; its request must hear of it, and hears why. */
+static void who_takes_nothing_of_an_answer_is_let_go(void **state)
+{
+	static char block[1 << 20];
+	struct fs_http_opts o = options();
+	o.idle_timeout_ms = 200;
+	start(&o);
+	int fd = http_dial(server), small = 4096;
+	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+	http_say(fd, "GET /keep HTTP/1.1\r\n" H "\r\n");
+	struct fs_http_request *r = take();
+	fs_http_stream_begin(r);
+	for (int i = 0; i < 3; i++) /* less than what is dropped for its size */
+		assert_int_equal(fs_http_stream_write(r, block, sizeof(block)), FS_OK);
+	int64_t until = fs_deadline_ms(WAIT_MS);
+	while (!fs_cancelled(fs_http_cancel(r)) && fs_now() < until)
+		poll(NULL, 0, 1);
+	assert_int_equal(fs_cancel_cause(fs_http_cancel(r)), FS_CANCEL_UNREAD);
+	fs_http_stream_end(r);
+	fs_http_unref(r);
+	wait_idle();
+	close(fd);
+	stop();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -593,6 +618,7 @@ int main(void)
 	        cmocka_unit_test(bodies_have_a_budget),
 	        cmocka_unit_test(a_vanished_peer_is_noticed),
 	        cmocka_unit_test(what_a_client_sends_during_a_stream_is_bounded),
+	        cmocka_unit_test(who_takes_nothing_of_an_answer_is_let_go),
 	        cmocka_unit_test(stopping_is_orderly),
 	        cmocka_unit_test(listening_for_others_needs_a_key),
 	};
