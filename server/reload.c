@@ -169,13 +169,15 @@ static int take(struct fs_reload *r, struct fs_config *fresh, struct fs_vision *
 		sort_key(&d, "vision.hosts and vision.remote"); /* with the mmproj, whichever way */
 		d.hosts = false;
 	}
-	int rc = d.hosts ? take_hosts(fresh, vision, &s->hosts, e) : FS_OK;
+	int rc = FS_OK;
+	if (d.hosts)
+		rc = take_hosts(fresh, vision, &s->hosts, e);
+	else if (vision && running->vision.remote) /* those that are down are tried */
+		rc = take_hosts(running, vision, &s->hosts, e);
 	if (rc)
 		return rc;
 	if (d.hosts)
 		swap_hosts(running, fresh);
-	else
-		s->hosts = (struct fs_vision_change){.kept = running->vision.n_hosts};
 	if (d.log_level)
 		take_log_level(running, fresh);
 	if (d.drain)

@@ -94,6 +94,19 @@ static void wait_for_host(struct fs_vision *v, int64_t until, struct fs_cancel *
 	}
 }
 
+/* Who had it, or was waited for, tells more than that time is over. */
+static int say_late(struct fs_vision *v, const struct encode *a, struct fs_errbuf *e)
+{
+	struct fs_host_status st[FS_VISION_MAX_HOSTS];
+	char who[400] = "";
+	size_t n = fs_vision_status(v, st, FS_ARRAY_LEN(st)), at = 0;
+	for (size_t i = 0; i < n && at < sizeof(who); i++)
+		at += (size_t)snprintf(who + at, sizeof(who) - at, "; %s is %s%s%s", st[i].host,
+		        fs_host_state_name(st[i].state), *st[i].cause ? ": " : "", st[i].cause);
+	return fs_fail(
+	        e, FS_ETIMEOUT, "the picture was not encoded within %lld s%s", (long long)a->timeout_s, who);
+}
+
 static int one_picture(struct fs_vision *v, const struct encode *a, const struct fs_buf *picture,
         struct cli_stop *stop, struct fs_rows **rows, struct fs_errbuf *e)
 {
@@ -102,13 +115,13 @@ static int one_picture(struct fs_vision *v, const struct encode *a, const struct
 	uint8_t key[EVP_MAX_MD_SIZE];
 	if (EVP_Digest(picture->data, picture->len, key, NULL, EVP_sha256(), NULL) != 1)
 		return fs_fail(e, FS_EINTERNAL, "SHA-256 failed");
-	wait_for_host(v, fs_deadline_ms(a->timeout_s * 1000), stop->token, stop->fired);
+	wait_for_host(v, fs_cancel_deadline(stop->token), stop->token, stop->fired);
 	int rc = fs_vision_submit(v, picture->data, picture->len, key, &params, stop->token, &job, e);
-	if (rc)
-		return rc;
-	rc = fs_vision_wait(job, rows, e);
-	fs_vision_job_destroy(job);
-	return rc;
+	if (!rc) {
+		rc = fs_vision_wait(job, rows, e);
+		fs_vision_job_destroy(job);
+	}
+	return rc && fs_cancel_cause(stop->token) == FS_CANCEL_DEADLINE ? say_late(v, a, e) : rc;
 }
 
 static int report(const struct encode *a, const struct fs_rows *r, struct fs_errbuf *e)
@@ -134,6 +147,7 @@ static int encode(const struct encode *a, struct fs_errbuf *e)
 	struct fs_rows *rows = NULL;
 	struct cli_stop stop;
 	struct fs_buf picture;
+	int64_t until = fs_deadline_ms(a->timeout_s * 1000);
 	fs_buf_init(&picture, FS_PICTURE_MAX);
 	int rc = cli_config(a->config, &config, NULL, e);
 	if (!rc)
@@ -143,6 +157,7 @@ static int encode(const struct encode *a, struct fs_errbuf *e)
 	if (!rc)
 		rc = cli_stop_init(&stop, e);
 	if (!rc) {
+		fs_cancel_shorten(stop.token, until); /* for the wait and the encode together */
 		rc = fs_vision_create(&o, &v, e);
 		if (!rc)
 			rc = one_picture(v, a, &picture, &stop, &rows, e);

@@ -37,9 +37,10 @@ struct host_facts { /* of the machine there; "" and 0: not known */
 	int64_t uid, cpus, mem_kb, free_kb;
 	bool may_install; /* root, or sudo without a password */
 	bool systemd;     /* a user manager answers */
-	char sources[80]; /* SHA-256 of the sources that lie there, of which the programs were built */
-	char built[80];
-	char binary[80];  /* of the programs that were sent */
+	char cards[64];   /* compute capabilities of NVIDIA cards; "unknown": there is a driver */
+	char sources[80]; /* SHA-256 of the sources that lie there */
+	char built[480];  /* of what the programs were built: sources, cards, CUDA compiler */
+	char binary[80];  /* SHA-256 of the programs that were sent */
 	char version[64]; /* what the agent there says */
 };
 
@@ -56,13 +57,15 @@ struct host {
 	struct fs_ssh *ssh; /* NULL = not connected */
 	int64_t ssh_used;   /* when it was last */
 	struct host_facts facts;
-	/* of the config's entry, for check; by_entry: it was written by hand, with another key than ours */
+	/* of the config's entry; by_entry, for check: it was written by hand, with another key than ours */
 	const char *entry_identity, *entry_command;
 	bool by_entry;
+	size_t entry;                             /* its place among the config's hosts */
+	int64_t asked_at;                         /* when the running server was asked to read its config */
 	char key[CLI_PATH];                       /* our own private key file */
 	char key_line[1024];                      /* its public half: "ssh-ed25519 AAAA... comment" */
 	char host_mmproj[1100], host_model[1100]; /* absolute paths there; "" = none */
-	bool programs_changed, config_changed;
+	bool programs_changed;
 	int failed; /* steps of check */
 	/* of a progress bar */
 	int last_percent;
@@ -101,6 +104,11 @@ struct host_call {
  * *status (may be NULL), the text is what it said on stderr. Output of the shell's start-up files in front of
  * the script's own is dropped. */
 int host_call(struct host *h, const struct host_call *c, int *status, struct fs_errbuf *e);
+/* For scripts: the watchdog's configuration as $f, its folder as $c, and as $b, beside the file itself, what
+ * was there before host add. */
+#define HOST_SETTINGS                                                                                        \
+	"c=\"${XDG_CONFIG_HOME:-$HOME/.config}/farsight\"; f=\"$c/vision-host.json\"; "                      \
+	"if [ -L \"$f\" ]; then f=$(readlink -f \"$f\"); fi; b=\"$f.before-farsight\"; "
 /* which: "keys" (authorized_keys) or "config" (vision-host.json). tag stands for the state that was read;
  * text is "" when there is none, exists tells. */
 struct host_file {
@@ -109,10 +117,10 @@ struct host_file {
 	struct fs_buf text;
 };
 int host_file_read(struct host *h, const char *which, struct host_file *f, struct fs_errbuf *e);
-/* Replaces it, whole or not at all; FS_EUNAVAILABLE when it changed since it was read. backup: a copy of the
- * old one gets this suffix unless there is such a copy; NULL = none. An empty text removes the file. */
+/* Replaces it, whole or not at all; FS_EUNAVAILABLE when it changed since it was read. An empty text removes
+ * the file. */
 int host_file_write(struct host *h, const char *which, const struct host_file *was, const void *text,
-        size_t n, const char *backup, struct fs_errbuf *e);
+        size_t n, struct fs_errbuf *e);
 /* Runs a program of this machine, stdout into out (initialised by the caller); FS_EIO and its stderr when
  * it fails. */
 int host_child(
@@ -126,8 +134,15 @@ bool host_value(const struct fs_buf *text, const char *name, char *out, size_t c
 
 /* ---- host_text.c: pure edits ---- */
 
-/* Puts line (NULL: nothing) where our older one stands: one with the same key, or with the same comment and
- * our command; further ones of ours go. *others counts lines of other machines that run our agent. */
+/* What stands behind the key in a public key's line; n 0: nothing, or that is none. Borrowed. */
+const char *host_key_comment(const char *line, size_t *n);
+/* "farsight:user@machine:0123456789abcdef". The tag was made by chance with this machine's first key,
+ * so no other one has it that was not copied from this one with the key. */
+#define HOST_TAG 16
+bool host_comment_is_tagged(const char *comment, size_t n);
+/* Puts line (NULL: nothing) where our older one stands: one with the same key, or with our command and the
+ * same comment, when that is tagged; further ones of ours go. *others counts lines of other keys that run our
+ * agent. */
 int host_keys_edit(const char *text, size_t n, const char *public_key, const char *line, struct fs_buf *out,
         size_t *others, struct fs_errbuf *e);
 /* Sets wanted's members in the object base (NULL = none there). *changes (malloc'd) says what differs, one
@@ -138,9 +153,20 @@ int host_json_merge(
  * when there is none to remove. */
 int host_config_add(json_t *config, const json_t *entry, bool *changed, struct fs_errbuf *e);
 int host_config_remove(json_t *config, const char *name, struct fs_errbuf *e);
+/* Appends path as the config keeps it: a relative one counts from folder. What the server itself expands at
+ * its front ("~/", "%d", "${NAME}") stays, and a '%' of the folder is doubled. */
+int host_whole_path(const char *path, const char *folder, struct fs_buf *out);
+/* Of the hosts that a server shows in /status, the i-th of the config's: as "box:2222" or "box #2" where
+ * "box" is not alone. NULL when there is none. Borrowed. */
+const json_t *host_shown(const json_t *shown, const struct fs_vision_host_opts *hosts, size_t n, size_t i);
+/* Whether that one's state tells how a reload went that was asked for so many seconds ago: it is up; or it
+ * went down since, and has been for longer than the next try takes to begin. */
+bool host_is_settled(const json_t *shown, double since_reload_s);
 
 /* ---- the steps; each prints its lines and returns FS_OK or the error that it printed ---- */
 
+/* host_add.c: the config's entry of this name gives the options that were not given; false: there is none. */
+bool host_take_entry(struct host *h);
 /* host_add.c: the host key; then the admin's own keys; both. needed false: a failure is a note. */
 int host_reach(struct host *h, bool may_pin);
 int host_sign_in(struct host *h, bool needed);
@@ -166,9 +192,8 @@ void host_tell_server(struct host *h);
 void host_tell_server_goodbye(struct host *h);
 json_t *host_server_hosts(
         const struct host *h); /* host_server.c: "hosts" of a running server's /status; NULL */
-/* The one of them that is the config's host of this name, which is shown as "box:2222" or "box #2" where
- * "box" is not alone. NULL when there is none. Borrowed. */
-const json_t *host_shown(const json_t *hosts, const char *name);
+/* host_server.c: the one of them that is the i-th of the config; NULL. Borrowed. */
+const json_t *host_of_server(const struct host *h, const json_t *hosts, size_t i);
 
 /* ---- the subcommands, with everything but the host's connection prepared ---- */
 

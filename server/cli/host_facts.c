@@ -17,13 +17,17 @@ static const char facts_script[] =
         "echo \"cpus=$(getconf _NPROCESSORS_ONLN)\"; "
         "echo \"mem_kb=$(sed -n \"s/^MemTotal: *\\([0-9]*\\).*/\\1/p\" /proc/meminfo)\"; "
         "echo \"free_kb=$(df -Pk \"$HOME\" | sed -n 2p | tr -s \" \" | cut -d \" \" -f 4)\"; "
-        "PATH=\"$PATH:/usr/local/cuda/bin\"; for p in cc gcc clang meson ninja nvcc apt-get sha256sum tar; "
+        "PATH=\"$PATH:/usr/local/cuda/bin:/opt/cuda/bin\"; for p in cc gcc clang meson ninja nvcc apt-get "
+        "sha256sum tar; "
         "do "
         "echo \"$p=$(command -v $p 2>/dev/null)\"; done; "
         "if [ \"$(id -u)\" = 0 ] || sudo -n true 2>/dev/null; then echo may_install=1; fi; "
         "if systemctl --user show-environment >/dev/null 2>&1; then echo systemd=1; fi; "
         "echo \"gpu=$(nvidia-smi --query-gpu=name,memory.total --format=csv,noheader 2>/dev/null | head -n "
         "1)\"; "
+        "if c=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null); then "
+        "echo \"cards=$(echo \"$c\" | sort -u | paste -sd, -)\"; "
+        "elif [ -e /proc/driver/nvidia/version ]; then echo cards=unknown; fi; "
         "for f in sources built binary; do if [ -r \"$d/share/$f\" ]; then echo \"$f=$(cat "
         "\"$d/share/$f\")\"; fi; done; "
         "echo \"version=$(\"$d/bin/farsight-agent\" --version 2>/dev/null)\"";
@@ -42,12 +46,12 @@ static void take_facts(struct host_facts *f, const struct fs_buf *out)
 		size_t cap;
 	} texts[] = {{"home", f->home, sizeof(f->home)}, {"user", f->user, sizeof(f->user)},
 	        {"os", f->os, sizeof(f->os)}, {"arch", f->arch, sizeof(f->arch)},
-	        {"gpu", f->gpu, sizeof(f->gpu)}, {"meson", f->meson, sizeof(f->meson)},
-	        {"ninja", f->ninja, sizeof(f->ninja)}, {"nvcc", f->nvcc, sizeof(f->nvcc)},
-	        {"apt-get", f->apt, sizeof(f->apt)}, {"sha256sum", f->sha256sum, sizeof(f->sha256sum)},
-	        {"tar", f->tar, sizeof(f->tar)}, {"sources", f->sources, sizeof(f->sources)},
-	        {"built", f->built, sizeof(f->built)}, {"binary", f->binary, sizeof(f->binary)},
-	        {"version", f->version, sizeof(f->version)}};
+	        {"gpu", f->gpu, sizeof(f->gpu)}, {"cards", f->cards, sizeof(f->cards)},
+	        {"meson", f->meson, sizeof(f->meson)}, {"ninja", f->ninja, sizeof(f->ninja)},
+	        {"nvcc", f->nvcc, sizeof(f->nvcc)}, {"apt-get", f->apt, sizeof(f->apt)},
+	        {"sha256sum", f->sha256sum, sizeof(f->sha256sum)}, {"tar", f->tar, sizeof(f->tar)},
+	        {"sources", f->sources, sizeof(f->sources)}, {"built", f->built, sizeof(f->built)},
+	        {"binary", f->binary, sizeof(f->binary)}, {"version", f->version, sizeof(f->version)}};
 	static const char *const compilers[] = {"cc", "gcc", "clang"};
 	char yes[8];
 	for (size_t i = 0; i < FS_ARRAY_LEN(texts); i++)

@@ -9,18 +9,33 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define KEYGEN_S 30
+#define COMMENT 320
+
+/* What the server makes of "identity": "~/" and the like. */
+static int entry_path(struct host *h, struct fs_errbuf *e)
+{
+	struct fs_ssh_opts o = h->ssh_opts;
+	struct fs_ssh_target t;
+	o.identity = h->entry_identity;
+	o.only_identity = true;
+	int rc = fs_ssh_resolve(&o, &t, e);
+	if (!rc)
+		snprintf(h->key, sizeof(h->key), "%s", t.identity[0]);
+	return rc;
+}
 
 static int key_path(struct host *h, struct fs_errbuf *e)
 {
 	const char *xdg = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
 	int n;
 	if (h->entry_identity)
-		n = snprintf(h->key, sizeof(h->key), "%s", h->entry_identity);
-	else if (xdg && xdg[0] == '/')
+		return entry_path(h, e);
+	if (xdg && xdg[0] == '/')
 		n = snprintf(h->key, sizeof(h->key), "%s/farsight/id_farsight", xdg);
 	else if (home && home[0] == '/')
 		n = snprintf(h->key, sizeof(h->key), "%s/.config/farsight/id_farsight", home);
@@ -41,8 +56,8 @@ static int make_folders(const char *path, struct fs_errbuf *e)
 	return FS_OK;
 }
 
-/* Tells machines and users apart in authorized_keys. */
-static void key_comment(char *out, size_t cap)
+/* For people, in authorized_keys: images of machines share it. */
+static void own_name(char *out, size_t cap)
 {
 	char machine[200] = "?";
 	struct passwd *pw = getpwuid(getuid());
@@ -51,14 +66,45 @@ static void key_comment(char *out, size_t cap)
 	snprintf(out, cap, "farsight:%s@%s", pw ? pw->pw_name : "?", machine);
 }
 
+/* Where a key was lost its public half may have stayed: the new one's line is to replace that one's. */
+static bool lost_comment(const struct host *h, char *out, size_t cap)
+{
+	char path[CLI_PATH + 8], line[1024];
+	size_t n = 0;
+	snprintf(path, sizeof(path), "%s.pub", h->key);
+	FILE *f = fopen(path, "re");
+	const char *comment = f && fgets(line, sizeof(line), f) ? host_key_comment(line, &n) : "";
+	if (f)
+		fclose(f);
+	snprintf(out, cap, "%.*s", (int)n, comment);
+	return n < cap && host_comment_is_tagged(comment, n);
+}
+
+/* By the tag this machine's lines are told from those of others with the same name. */
+static int new_comment(const struct host *h, char *out, size_t cap, struct fs_errbuf *e)
+{
+	uint8_t tag[HOST_TAG / 2];
+	if (lost_comment(h, out, cap))
+		return FS_OK;
+	if (getrandom(tag, sizeof(tag), 0) != (ssize_t)sizeof(tag))
+		return fs_fail(e, FS_EIO, "can not get random bytes");
+	own_name(out, cap);
+	for (size_t i = 0; i < sizeof(tag); i++) {
+		size_t n = strlen(out);
+		snprintf(out + n, cap - n, "%s%02x", i ? "" : ":", tag[i]);
+	}
+	return FS_OK;
+}
+
 static int make_key(struct host *h, struct fs_errbuf *e)
 {
-	char comment[320];
+	char comment[COMMENT];
 	struct fs_buf out;
 	int rc = make_folders(h->key, e);
+	if (!rc)
+		rc = new_comment(h, comment, sizeof(comment), e);
 	if (rc)
 		return rc;
-	key_comment(comment, sizeof(comment));
 	const char *const argv[] = {
 	        "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", h->key, NULL};
 	fs_buf_init(&out, 65536);
@@ -67,20 +113,24 @@ static int make_key(struct host *h, struct fs_errbuf *e)
 	return rc;
 }
 
-/* From the private file: a .pub beside it may be another key's. */
+/* From the private file: a .pub beside it may be another key's. Comments that are not ours are not taken. */
 static int read_public(struct host *h, struct fs_errbuf *e)
 {
-	char comment[320];
+	char comment[COMMENT];
 	struct fs_buf out;
 	fs_buf_init(&out, sizeof(h->key_line) / 2);
 	const char *const argv[] = {"ssh-keygen", "-y", "-P", "", "-f", h->key, NULL};
 	int rc = host_child(h, argv, &out, KEYGEN_S, e);
 	if (!rc) {
-		/* type and key; the comment is always ours, by which an older line of ours is found */
 		char *text = (char *)out.data;
 		char *end = text ? strchr(text, ' ') : NULL;
 		end = end ? end + 1 + strcspn(end + 1, " \n") : NULL;
-		key_comment(comment, sizeof(comment));
+		size_t n = 0;
+		const char *own = end ? host_key_comment(text, &n) : "";
+		if (host_comment_is_tagged(own, n))
+			snprintf(comment, sizeof(comment), "%.*s", (int)n, own);
+		else
+			own_name(comment, sizeof(comment));
 		if (end)
 			snprintf(h->key_line, sizeof(h->key_line), "%.*s %s", (int)(end - text), text,
 			        comment);
@@ -134,7 +184,7 @@ static int edit_keys(struct host *h, const char *line, bool *changed, size_t *ot
 	rc = host_keys_edit((char *)f.text.data, f.text.len, h->key_line, line, &out, others, e);
 	*changed = !rc && (out.len != f.text.len || (out.len && memcmp(out.data, f.text.data, out.len) != 0));
 	if (*changed)
-		rc = host_file_write(h, "keys", &f, out.data, out.len, NULL, e);
+		rc = host_file_write(h, "keys", &f, out.data, out.len, e);
 	if (rc)
 		fs_fail_prefix(e, rc, "%s", f.path);
 	fs_buf_finish(&out);
@@ -155,7 +205,13 @@ int host_install_key(struct host *h)
 		return host_failed(h, rc, "key on the host", NULL, e.text);
 	if (changed)
 		host_done(h, "key on the host", "it may run farsight-agent there, and nothing else");
-	else
+	if (changed && others)
+		host_note(h,
+		        "%zu other lines of authorized_keys there run farsight-agent: of other main PCs, or "
+		        "of "
+		        "keys that this one has lost",
+		        others);
+	if (!changed)
 		host_ok(h, "key on the host", "it may run farsight-agent there, and nothing else");
 	return FS_OK;
 }

@@ -1,5 +1,6 @@
 /* The server on this machine: its config file, and what it says when it runs. */
 #include "server/cli/host.h"
+#include "server/vision/settings.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,11 +40,43 @@ static int write_all(int fd, const char *text, size_t n)
 	return fsync(fd);
 }
 
-/* Beside it and then in its place, so that a server never reads half of it; the mode stays. */
+/* Owner, group and mode as they were, so that whoever could read it still can. */
+static int keep_access(int fd, const char *path, struct fs_errbuf *e)
+{
+	struct stat old, now;
+	if (stat(path, &old))
+		return errno == ENOENT ? FS_OK : fs_fail_errno(e, FS_EIO, "can not look at %s", path);
+	bool failed = fstat(fd, &now) != 0;
+	if (!failed && (old.st_uid != now.st_uid || old.st_gid != now.st_gid))
+		failed = fchown(fd, old.st_uid, old.st_gid) != 0;
+	if (failed || fchmod(fd, old.st_mode & 07777))
+		return fs_fail_errno(
+		        e, FS_EIO, "can not write %s with the owner, group and mode that it has", path);
+	return FS_OK;
+}
+
+/* Beside it and then in its place, so that a server never reads half of it. */
+static int replace(const char *path, const struct fs_buf *b, struct fs_errbuf *e)
+{
+	char next[CLI_PATH + 8];
+	snprintf(next, sizeof(next), "%s.new", path);
+	unlink(next); /* of a run that was killed: whose it is and who may read it is not known */
+	/* api keys may stand in it */
+	int fd = open(next, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return fs_fail_errno(e, FS_EIO, "can not write %s", next);
+	int rc = keep_access(fd, path, e);
+	if (!rc && (write_all(fd, (char *)b->data, b->len) || rename(next, path)))
+		rc = fs_fail_errno(e, FS_EIO, "can not write %s", path);
+	if (rc)
+		unlink(next);
+	close(fd);
+	return rc;
+}
+
 static int store(const char *path, const json_t *config, struct fs_errbuf *e)
 {
-	char real[CLI_PATH], next[CLI_PATH + 8], folder[CLI_PATH];
-	struct stat st;
+	char real[CLI_PATH], folder[CLI_PATH];
 	if (!realpath(path, real))
 		snprintf(real, sizeof(real), "%s", path);
 	snprintf(folder, sizeof(folder), "%s", real);
@@ -53,21 +86,13 @@ static int store(const char *path, const json_t *config, struct fs_errbuf *e)
 		if (mkdir(folder, 0700) && errno != EEXIST)
 			return fs_fail_errno(e, FS_EIO, "can not make the folder %s", folder);
 	}
-	snprintf(next, sizeof(next), "%s.new", real);
 	char *text = json_dumps(config, JSON_INDENT(2));
 	struct fs_buf b;
 	fs_buf_init(&b, HOST_FILE_MAX);
 	int rc = text && !fs_buf_printf(&b, "%s\n", text) ? FS_OK : fs_fail(e, FS_ENOMEM, "out of memory");
 	free(text);
-	/* api keys may stand in it */
-	int fd = rc ? -1 : open(next, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-	if (!rc && (fd < 0 || (stat(real, &st) == 0 && fchmod(fd, st.st_mode & 07777)) ||
-	                   write_all(fd, (char *)b.data, b.len) || rename(next, real))) {
-		rc = fs_fail_errno(e, FS_EIO, "can not write %s", path);
-		unlink(next);
-	}
-	if (fd >= 0)
-		close(fd);
+	if (!rc)
+		rc = replace(real, &b, e);
 	fs_buf_finish(&b);
 	return rc;
 }
@@ -87,24 +112,42 @@ static int check(const json_t *config, const char *path, struct fs_errbuf *e)
 	return rc;
 }
 
-static json_t *entry_of(const struct host *h)
+/* The server has another folder than this program. */
+static int put_path(json_t *entry, const char *key, const char *path, struct fs_errbuf *e)
 {
-	json_t *entry = json_pack("{s:s, s:s}", "host", h->o.name, "identity", h->key);
+	char folder[CLI_PATH];
+	struct fs_buf b;
+	if (!path)
+		return FS_OK;
+	if (!getcwd(folder, sizeof(folder)))
+		return fs_fail_errno(e, FS_EIO, "can not find out in which folder %s is", path);
+	fs_buf_init(&b, CLI_PATH);
+	int rc = host_whole_path(path, folder, &b);
+	if (rc || json_object_set_new(entry, key, json_string((char *)b.data)))
+		rc = fs_fail(e, FS_EINVAL, "\"%s\" can not hold %.200s", key, path);
+	fs_buf_finish(&b);
+	return rc;
+}
+
+static int make_entry(const struct host *h, json_t **out, struct fs_errbuf *e)
+{
+	json_t *entry = *out = json_pack("{s:s, s:s}", "host", h->o.name, "identity", h->key);
+	if (!entry)
+		return fs_fail(e, FS_EINVAL, "the host's name can not stand in a config");
 	if (h->o.port)
 		json_object_set_new(entry, "port", json_integer(h->o.port));
-	if (h->o.known_hosts)
-		json_object_set_new(entry, "known_hosts", json_string(h->o.known_hosts));
-	if (h->o.ssh_config)
-		json_object_set_new(entry, "ssh_config", json_string(h->o.ssh_config));
-	return entry;
+	int rc = put_path(entry, "known_hosts", h->o.known_hosts, e);
+	return rc ? rc : put_path(entry, "ssh_config", h->o.ssh_config, e);
 }
 
 int host_config_entry(struct host *h)
 {
 	struct fs_errbuf e = {""};
-	json_t *config = NULL, *entry = entry_of(h);
+	json_t *config = NULL, *entry = NULL;
 	bool changed = false;
-	int rc = load(h->config_path, &config, &e);
+	int rc = make_entry(h, &entry, &e);
+	if (!rc)
+		rc = load(h->config_path, &config, &e);
 	if (!rc)
 		rc = host_config_add(config, entry, &changed, &e);
 	if (!rc)
@@ -164,27 +207,18 @@ json_t *host_server_hosts(const struct host *h)
 	return hosts;
 }
 
-const json_t *host_shown(const json_t *hosts, const char *name)
+const json_t *host_of_server(const struct host *h, const json_t *hosts, size_t i)
 {
-	const json_t *one, *alike = NULL;
-	size_t i, n = strlen(name);
-	json_array_foreach(hosts, i, one)
-	{
-		const char *shown = json_string_value(json_object_get(one, "host"));
-		if (!shown || strncmp(shown, name, n) != 0)
-			continue;
-		if (!shown[n])
-			return one;
-		if (!alike && (shown[n] == ':' || !strncmp(shown + n, " #", 2)))
-			alike = one;
-	}
-	return alike;
+	struct fs_vision_opts o;
+	fs_vision_opts_from_config(&h->conf, &o);
+	return i < o.n_hosts ? host_shown(hosts, o.hosts, o.n_hosts, i) : NULL;
 }
 
 /* FS_OK: the server has taken the config as it is now. FS_EUNAVAILABLE: none answers. */
 static int reload_server(struct host *h, struct cli_server *server, json_t **reply, struct fs_errbuf *e)
 {
 	char *path = realpath(h->config_path, NULL);
+	h->asked_at = fs_now();
 	json_t *body = json_pack("{s:s}", "config", path ? path : h->config_path);
 	int rc = cli_http(server, "/v1/reload", body, RELOAD_S, h->stop.token, NULL, reply, e);
 	json_decref(body);
@@ -211,15 +245,15 @@ static void watch(struct host *h, const struct cli_server *server, int seconds,
 	}
 }
 
+/* What a host that the server had before is down for may be mended by now: only what came since counts. */
 static bool is_up_or_down(const struct host *h, const json_t *vision, char *state, size_t cap)
 {
-	const json_t *one = host_shown(json_object_get(vision, "hosts"), h->o.name);
+	const json_t *one = host_of_server(h, json_object_get(vision, "hosts"), h->entry);
 	const char *word = json_string_value(json_object_get(one, "state")),
 	           *cause = json_string_value(json_object_get(one, "cause"));
-	if (!word)
-		return false;
-	snprintf(state, cap, "%s%s%s", word, cause ? ": " : "", cause ? cause : "");
-	return !strcmp(word, "up") || !strcmp(word, "down");
+	if (word)
+		snprintf(state, cap, "%s%s%s", word, cause ? ": " : "", cause ? cause : "");
+	return host_is_settled(one, (double)(fs_now() - h->asked_at) / FS_SEC);
 }
 
 static bool nobody_leaves(const struct host *h, const json_t *vision, char *state, size_t cap)
@@ -263,7 +297,17 @@ static bool tell(struct host *h, struct cli_server *server, const char *otherwis
 	return rc == FS_OK;
 }
 
-void host_tell_server(struct host *h)
+/* The config as it is now: the server's places in it are those of its hosts. */
+static void read_again(struct host *h)
+{
+	fs_config_init(&h->conf);
+	fs_config_load(&h->conf, h->config_path, NULL);
+	for (size_t i = h->conf.vision.n_hosts; i-- > 0;)
+		if (strcmp(h->conf.vision.hosts[i].host, h->o.name) == 0)
+			h->entry = i; /* the first of that name is the one that was added */
+}
+
+static void tell_and_watch(struct host *h)
 {
 	struct cli_server server;
 	char state[700] = "not there yet";
@@ -275,6 +319,15 @@ void host_tell_server(struct host *h)
 	else
 		host_note(h, "the running server at %s has taken %s, which is %s", server.url, h->o.name,
 		        state);
+}
+
+void host_tell_server(struct host *h)
+{
+	struct fs_config before = h->conf; /* options may be its strings */
+	read_again(h);
+	tell_and_watch(h);
+	fs_config_finish(&h->conf);
+	h->conf = before;
 }
 
 void host_tell_server_goodbye(struct host *h)

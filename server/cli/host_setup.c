@@ -6,7 +6,6 @@
 #include <string.h>
 
 #define RENEW_S 660 /* more than a replacement waits for a host that is never without a picture */
-#define BEFORE ".before-farsight" /* a configuration that was there before add came: remove puts it back */
 
 static json_t *wishes(const struct host *h)
 {
@@ -30,6 +29,22 @@ static json_t *wishes(const struct host *h)
 	return w;
 }
 
+/* What was there before the first add stays beside it, and remove puts it back: empty when there was none, or
+ * when an older release of add, which kept nothing then, has written what is there. */
+static int keep_first(struct host *h, const json_t *now, struct fs_errbuf *e)
+{
+	static const char script[] = HOST_SETTINGS
+	        "if [ -e \"$b\" ]; then exit 0; fi; set -e; umask 077; mkdir -p \"$(dirname \"$b\")\"; "
+	        "if [ -e \"$f\" ] && [ -z \"$1\" ]; then cp -p \"$f\" \"$b.new\"; else : > \"$b.new\"; fi; "
+	        "mv -f \"$b.new\" \"$b\"";
+	char models[sizeof(h->facts.home) + 32];
+	const char *mmproj = json_string_value(json_object_get(now, "mmproj"));
+	snprintf(models, sizeof(models), "%s/.local/farsight/models/", h->facts.home);
+	bool ours = mmproj && !strncmp(mmproj, models, strlen(models));
+	struct host_call c = {.script = script, .args = {ours ? "ours" : ""}};
+	return host_call(h, &c, NULL, e);
+}
+
 static int write_settings(
         struct host *h, const struct host_file *f, const json_t *settings, struct fs_errbuf *e)
 {
@@ -39,7 +54,7 @@ static int write_settings(
 	int rc = text && !fs_buf_printf(&b, "%s\n", text) ? FS_OK : fs_fail(e, FS_ENOMEM, "out of memory");
 	free(text);
 	if (!rc)
-		rc = host_file_write(h, "config", f, b.data, b.len, BEFORE, e);
+		rc = host_file_write(h, "config", f, b.data, b.len, e);
 	fs_buf_finish(&b);
 	return rc;
 }
@@ -62,17 +77,17 @@ static int settle(struct host *h, const struct host_file *f)
 		        "name the vision model: --mmproj FILE of this machine, or --host-mmproj PATH of one "
 		        "that lies there",
 		        "the host has no vision model");
-	} else if (!changes) {
-		host_ok(h, "settings", "%s", f->path);
-	} else if (f->exists && !host_ask(h, "%s differs: %s. Change it (a copy of the first one stays)?",
-	                                f->path, changes)) {
+	} else if (changes && f->exists &&
+	           !host_ask(h, "%s differs: %s. Change it (a copy of the first one stays)?", f->path,
+	                   changes)) {
 		rc = host_failed(h, FS_ECANCELLED, "settings",
 		        "give --yes, or leave the option out that asks for it", "they stay as they are");
-	} else if ((rc = write_settings(h, f, next, &e))) {
+	} else if ((rc = keep_first(h, now, &e)) || (changes && (rc = write_settings(h, f, next, &e)))) {
 		rc = host_failed(h, rc, "settings", NULL, e.text);
-	} else {
-		h->config_changed = true;
+	} else if (changes) {
 		host_done(h, "settings", "%s: %s", f->path, changes);
+	} else {
+		host_ok(h, "settings", "%s", f->path);
 	}
 	free(changes);
 	json_decref(now);
@@ -100,7 +115,8 @@ struct renewal {
 };
 
 /* A watchdog that runs goes over to new programs and settings in place, so that servers keep their encoder.
- */
+ * It reads them again in any case, and looks whether the models are still the same: an earlier run may have
+ * been broken off before this, and a new model may have the name of the old one. */
 static int renew(struct host *h, bool stop, struct renewal *r, struct fs_errbuf *e)
 {
 	static const char script[] =
@@ -131,8 +147,6 @@ static int take_over(struct host *h)
 {
 	struct renewal r;
 	struct fs_errbuf e = {""};
-	if (!h->programs_changed && !h->config_changed)
-		return FS_OK;
 	int rc = renew(h, false, &r, &e);
 	if (rc)
 		return host_failed(h, rc, "watchdog", NULL, e.text);

@@ -23,6 +23,14 @@ static bool split_key(const char *line, struct own_key *k)
 	return k->blob_n > 16;
 }
 
+const char *host_key_comment(const char *line, size_t *n)
+{
+	struct own_key k;
+	bool is_key = split_key(line, &k);
+	*n = is_key ? k.comment_n : 0;
+	return is_key ? k.comment : "";
+}
+
 /* As a word of its own. */
 static bool has_word(const char *line, size_t n, const char *word, size_t word_n)
 {
@@ -37,6 +45,21 @@ static bool has_word(const char *line, size_t n, const char *word, size_t word_n
 	return false;
 }
 
+bool host_comment_is_tagged(const char *comment, size_t n)
+{
+	static const char begin[] = "farsight:";
+	if (n < sizeof(begin) + HOST_TAG || memcmp(comment, begin, sizeof(begin) - 1) != 0)
+		return false;
+	const char *tag = comment + n - HOST_TAG;
+	if (tag[-1] != ':')
+		return false;
+	for (size_t i = 0; i < HOST_TAG; i++)
+		if (!memchr("0123456789abcdef", tag[i], 16))
+			return false;
+	return !memchr(comment, ' ', n);
+}
+
+/* By the key; another key's line only by the tag, since names of users and machines are no one's alone. */
 static bool is_ours(const char *line, size_t n, const struct own_key *k, bool *runs_agent)
 {
 	*runs_agent = *line != '#' && memmem(line, n, HOST_AGENT_MARK, strlen(HOST_AGENT_MARK));
@@ -44,7 +67,8 @@ static bool is_ours(const char *line, size_t n, const struct own_key *k, bool *r
 		return false;
 	if (has_word(line, n, k->blob, k->blob_n))
 		return true;
-	return *runs_agent && k->comment_n && n > k->comment_n && line[n - k->comment_n - 1] == ' ' &&
+	return *runs_agent && host_comment_is_tagged(k->comment, k->comment_n) && n > k->comment_n &&
+	       line[n - k->comment_n - 1] == ' ' &&
 	       memcmp(line + n - k->comment_n, k->comment, k->comment_n) == 0;
 }
 
@@ -77,6 +101,61 @@ int host_keys_edit(const char *text, size_t n, const char *public_key, const cha
 	if (!rc && !placed)
 		rc = fs_buf_printf(out, "%s\n", line);
 	return rc ? fs_fail(e, rc, "authorized_keys is too long") : FS_OK;
+}
+
+/* ---- paths ---- */
+
+int host_whole_path(const char *path, const char *folder, struct fs_buf *out)
+{
+	bool whole = *path == '/' || (*path == '~' && (path[1] == '/' || !path[1])) ||
+	             (*path == '%' && path[1] == 'd') || (*path == '$' && path[1] == '{');
+	int rc = FS_OK;
+	for (const char *s = folder; !whole && *s && !rc; s++)
+		rc = fs_buf_append(out, *s == '%' ? "%%" : s, *s == '%' ? 2 : 1);
+	return rc ? rc : fs_buf_printf(out, "%s%s", whole ? "" : "/", path);
+}
+
+/* ---- hosts as a server shows them ---- */
+
+static bool may_be(const json_t *shown, const struct fs_vision_host_opts *host)
+{
+	const char *name = json_string_value(json_object_get(shown, "host"));
+	size_t n = strlen(host->host);
+	if (!name || strncmp(name, host->host, n) != 0)
+		return false;
+	name += n;
+	return !*name || !strncmp(name, " #", 2) || (*name == ':' && atoi(name + 1) == host->port);
+}
+
+const json_t *host_shown(const json_t *shown, const struct fs_vision_host_opts *hosts, size_t n, size_t i)
+{
+	const json_t *one, *alike = NULL;
+	char name[128];
+	size_t at;
+	if (json_array_size(shown) == n && may_be(json_array_get(shown, i), &hosts[i]))
+		return json_array_get(shown, i); /* they stand in the config's order */
+	fs_vision_host_name(hosts, n, i, name, sizeof(name));
+	json_array_foreach(shown, at, one)
+	{
+		const char *s = json_string_value(json_object_get(one, "host"));
+		if (s && !strcmp(s, name))
+			return one;
+		if (!alike && may_be(one, &hosts[i]))
+			alike = one;
+	}
+	for (at = 0; at < i; at++) /* what is alike is the first one's of that name */
+		if (strcmp(hosts[at].host, hosts[i].host) == 0)
+			return NULL;
+	return alike;
+}
+
+bool host_is_settled(const json_t *shown, double since_reload_s)
+{
+	const char *state = json_string_value(json_object_get(shown, "state"));
+	double age = json_number_value(json_object_get(shown, "state_age_s"));
+	if (!state || strcmp(state, "down") != 0)
+		return state && !strcmp(state, "up");
+	return age >= 1 && age < since_reload_s;
 }
 
 /* ---- JSON objects ---- */

@@ -177,9 +177,7 @@ void fs_host_ended(struct fs_host *h)
 
 /* ---- names ---- */
 
-/* Names tell hosts apart in errors, figures and metrics: those that are written alike get their port or
- * number. */
-static void name_of(const struct fs_vision_host_opts *hosts, size_t n, size_t i, char *out, size_t cap)
+void fs_vision_host_name(const struct fs_vision_host_opts *hosts, size_t n, size_t i, char *out, size_t cap)
 {
 	bool alike = false, same_port = false;
 	const char *own = hosts[i].host ? hosts[i].host : "";
@@ -232,7 +230,7 @@ static void name_new(const struct plan *p, size_t at, const struct fs_vision_hos
         char *out, size_t cap)
 {
 	char plain[128];
-	name_of(hosts, n, at, plain, sizeof(plain));
+	fs_vision_host_name(hosts, n, at, plain, sizeof(plain));
 	snprintf(out, cap, "%s", plain);
 	for (size_t number = at + 1, i = 0; i < n; i++)
 		if (i != at && p->of[i] && strcmp(p->of[i]->name, out) == 0) {
@@ -267,6 +265,12 @@ static void leave_locked(struct fs_host *h)
 	fs_wake(h->wake);
 }
 
+static void kick_locked(struct fs_host *h)
+{
+	h->kicked = true;
+	fs_wake(h->wake);
+}
+
 void fs_host_unbind_locked(const struct fs_host *h)
 {
 	struct fs_vision *v = h->v;
@@ -283,10 +287,8 @@ void fs_host_unbind_locked(const struct fs_host *h)
 	v->fingerprint_from = NULL;
 	v->unbound++;
 	for (size_t i = 0; i < v->n_hosts; i++)
-		if (fs_host_is_live(&v->hosts[i])) { /* it may have been refused for it */
-			v->hosts[i].kicked = true;
-			fs_wake(v->hosts[i].wake);
-		}
+		if (fs_host_is_live(&v->hosts[i])) /* it may have been refused for it */
+			kick_locked(&v->hosts[i]);
 }
 
 /* A model that only hosts of the past had binds the new ones to nothing. */
@@ -313,10 +315,13 @@ static void commit(struct fs_vision *v, const struct plan *p, struct fs_vision_c
 	*change = (struct fs_vision_change){0};
 	pthread_mutex_lock(&v->lock);
 	for (size_t i = 0; i < p->n; i++) {
-		p->of[i]->order = i;
-		p->of[i]->use = FS_SLOT_LIVE;
+		struct fs_host *h = p->of[i];
+		h->order = i;
+		h->use = FS_SLOT_LIVE;
 		change->added += p->fresh[i];
 		change->kept += !p->fresh[i];
+		if (!p->fresh[i] && h->state != FS_HOST_UP)
+			kick_locked(h); /* who changes settings has mended something */
 	}
 	for (size_t i = 0; i < v->n_hosts; i++)
 		if (fs_host_is_live(&v->hosts[i]) && !is_taken(p, &v->hosts[i])) {

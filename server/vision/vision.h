@@ -76,13 +76,18 @@ struct fs_vision_change {
 };
 /*
  * From now on these are the hosts, 0 to FS_VISION_MAX_HOSTS. Those that are the same in every setting are not
- * touched. New ones are connected; the others get no further picture: what waited for them goes elsewhere,
- * what was sent to them is finished there (or is tried elsewhere when they are lost), and then they are left
- * with BYE. All or nothing: on failure everything is as before. Never waits for the network. One caller at a
- * time. FS_ENOTSUP: the encoder is on this machine.
+ * touched, but dialled at once where they are down. New ones are connected; the others get no further
+ * picture: what waited for them goes elsewhere, what was sent to them is finished there (or is tried
+ * elsewhere when they are lost), and then they are left with BYE. All or nothing: on failure everything is as
+ * before. Never waits for the network. One caller at a time. FS_ENOTSUP: the encoder is on this machine.
  */
 int fs_vision_set_hosts(struct fs_vision *v, const struct fs_vision_host_opts *hosts, size_t n,
         struct fs_vision_change *change, struct fs_errbuf *e);
+
+/* What the i-th of n hosts is called in errors, figures and metrics: as it is written, with its port or its
+ * number behind it ("box:2222", "box #2") where others are written alike. One that was kept over a change
+ * has its old name. */
+void fs_vision_host_name(const struct fs_vision_host_opts *hosts, size_t n, size_t i, char *out, size_t cap);
 
 /* Hosts that were removed and still work on pictures, or say BYE. */
 size_t fs_vision_leaving(struct fs_vision *v);

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import select
 import shutil
 import socket
@@ -95,6 +96,25 @@ class Box:
 
     def check(self):
         return self.run("check", "--config", str(self.config))
+
+    def remove(self, *args, name="box"):
+        return self.run("remove", name, "--config", str(self.config), *args)
+
+    def watchdog(self):
+        """Its status."""
+        env = {**os.environ, **{k: str(v) for k, v in self.environment.items()}}
+        return json.loads(subprocess.run([self.home / ".local/farsight/bin/farsight-watchdog", "status"], env=env, capture_output=True, text=True,
+                                         check=True).stdout)
+
+    def tool(self, name, text):
+        """A program that stands for the host's own, with start(PATH=box.tool_path())."""
+        path = self.tmp / "tools" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\n" + text + "\n")
+        path.chmod(0o755)
+
+    def tool_path(self):
+        return f"{self.tmp / 'tools'}:/usr/local/bin:/usr/bin:/bin"
 
     def files(self):
         """What lies in the host's home: names, modes and contents."""
@@ -200,6 +220,55 @@ def test_a_wrong_user_and_a_wrong_port(box):
     assert f"ssh-copy-id -p {box.port} nobody-of-that-name@127.0.0.1" in said
     status, said = box.add("--yes", "--port", str(lab.free_port()))
     assert status == 1 and lines(said, "failed  connection"), said
+
+
+def test_changed_sources_and_a_card_that_comes_later_are_built(box):
+    """A tree of two files, which ninja copies, stands for the sources; whether it does shows what would have been compiled."""
+    tree, notes = box.tmp / "tree", box.tmp / "notes"
+    for folder in ("common", "remote", "scripts"):
+        (tree / folder).mkdir(parents=True)
+    for name in ("LICENSE", "meson.build", "meson_options.txt", "remote/x", "scripts/install-deps"):
+        (tree / name).touch()
+    (tree / "common/stays").write_text("old")
+    (tree / "common/changes").write_text("old")
+    (tree / "scripts/remote-build").write_text(f"""set -e
+mkdir -p "$4" "$2/bin"
+cp -f {box.binary}/* "$2/bin"
+printf 'rule copy\n command = cp $in $out; echo $out >> {notes}\nbuild stays: copy %s/common/stays\nbuild changes: copy %s/common/changes\n' \
+	"$PWD" "$PWD" > "$4/build.ninja"
+ninja -C "$4"
+""")
+    for program in ("cc", "meson"):
+        box.tool(program, "exit 1")
+    box.tool("nvidia-smi", "exit 1")
+    box.start(PATH=box.tool_path())
+    share, build = box.home / ".local/farsight/share", box.home / ".local/farsight/build"
+
+    def built(*files):
+        notes.write_text("")
+        status, said = box.add("--yes", "--sources", str(tree), "--mmproj", str(lab.MMPROJ))
+        assert status == 0, said
+        assert sorted(notes.read_text().split()) == list(files), said
+        assert {f: (build / f).read_text() for f in ("stays", "changes")} == {f: (tree / "common" / f).read_text() for f in ("stays", "changes")}
+        return any(line.startswith("done    programs") for line in said.splitlines())
+
+    assert built("changes", "stays")
+    assert not built()
+    (tree / "common/changes").write_text("new")
+    assert built("changes")
+    assert not built()
+
+    box.tool("nvidia-smi", 'case "$*" in *compute_cap*) echo 9.0 ;; *) echo "A card, 1 MiB" ;; esac')
+    assert built() and not built()
+    box.tool("nvcc", "exit 1")
+    assert built() and not built()
+
+    (share / "built").write_text((share / "sources").read_text())  # an older release was here: all files of one age, and programs that may be old
+    (share / "src/.dated").unlink()
+    for f in share.joinpath("src").rglob("*"):
+        os.utime(f, (0, 0))
+    (build / "changes").write_text("stale")
+    assert built("changes", "stays") and not built()
 
 
 def test_no_compiler(box):
@@ -363,6 +432,50 @@ def test_settings_of_the_admin_stay(box):
     assert box.settings().read_text() == '{"mmproj": "/old.gguf", "keep_warm": true}'
 
 
+def test_settings_from_before_come_back_once(box):
+    """Also where add had nothing to change in them."""
+    box.start()
+    box.settings().parent.mkdir(parents=True)
+    own = json.dumps({"mmproj": str(lab.MMPROJ), "keep_warm": True})
+    box.settings().write_text(own)
+    status, said = box.add("--yes", "--binary", str(box.binary), "--host-mmproj", str(lab.MMPROJ))
+    assert status == 0 and box.settings().read_text() == own, said
+    status, said = box.add("--yes", "--threads", "1")
+    assert status == 0 and box.settings().read_text() != own, said
+    status, said = box.remove()
+    assert status == 0 and box.settings().read_text() == own, said
+    assert (box.main / ".config/farsight/id_farsight").exists()  # nobody agreed that it goes
+    status, said = box.remove("--yes")
+    assert status == 0 and box.settings().read_text() == own, said
+
+
+def test_settings_that_add_made_do_not_come_back(box):
+    box.start()
+    before = box.settings().with_name("vision-host.json.before-farsight")
+    for older in (False, True):
+        box.added()
+        if older:  # such a release of add kept nothing when there was nothing
+            before.unlink()
+        status, said = box.add("--yes", "--threads", "1")
+        assert status == 0 and before.read_bytes() == b"", said
+        status, said = box.remove("--yes")
+        assert status == 0 and not box.settings().parent.exists(), said
+
+
+def test_a_linked_settings_file(box):
+    """A link to where the admin keeps such files stays one."""
+    box.start()
+    kept = box.home / "dotfiles/vision-host.json"
+    for folder in (kept.parent, box.settings().parent):
+        folder.mkdir(parents=True)
+    kept.write_text('{"mmproj": "/old.gguf"}')
+    box.settings().symlink_to(kept)
+    box.added()
+    status, said = box.remove("--yes")
+    assert status == 0 and box.settings().is_symlink(), said
+    assert kept.read_text() == '{"mmproj": "/old.gguf"}' and list(kept.parent.iterdir()) == [kept]
+
+
 def test_a_stub_of_the_text_model_and_another_encoder(box):
     box.start()
     encoder = box.tmp / "encoder"
@@ -474,10 +587,7 @@ def test_new_programs_take_over_under_a_server(box, servers, monkeypatch):
     picture = sorted((lab.TOP / "tests/data/pictures").glob("*.png"))[0]
     first = server.ask("What is in this picture?", picture)
 
-    def there():
-        env = {**os.environ, **{k: str(v) for k, v in box.environment.items()}}
-        out = subprocess.run([box.home / ".local/farsight/bin/farsight-watchdog", "status"], env=env, capture_output=True, text=True, check=True).stdout
-        return json.loads(out)
+    there = box.watchdog
 
     def of_server():
         lease, = [x for x in there()["leases"] if x["port"]]
@@ -500,6 +610,33 @@ def test_new_programs_take_over_under_a_server(box, servers, monkeypatch):
     server.wait_for_eyes()
     assert server.ask("What is in this picture? ", picture) and first
     assert "was lost" not in server.log.read_text()
+
+
+def test_a_new_model_of_the_same_name_is_loaded(box, servers, monkeypatch):
+    box.start()
+    monkeypatch.setenv("HOME", str(box.main))
+    mmproj = box.tmp / "mmproj.gguf"
+    shutil.copy(lab.MMPROJ, mmproj)
+    status, said = box.add("--yes", "--binary", str(box.binary), "--mmproj", str(mmproj))
+    assert status == 0, said
+    server = servers(**json.loads(box.config.read_text())).wait_for_eyes()
+    before = box.watchdog()["encoder"]["pid"]
+    assert before
+    status, said = box.add("--yes", "--binary", str(box.binary), "--mmproj", str(mmproj))
+    assert status == 0 and box.watchdog()["encoder"]["pid"] == before, said  # the same one stays warm
+    with open(mmproj, "ab") as f:
+        f.write(bytes(32))
+    status, said = box.add("--yes", "--binary", str(box.binary), "--mmproj", str(mmproj))
+    assert status == 0 and not any("settings" in line for line in lines(said, "done")), said
+    lab.wait_for(lambda: box.watchdog()["encoder"]["pid"] not in (0, before), "an encoder with the new model")
+    server.wait_for_eyes()
+
+    before = box.watchdog()["encoder"]["pid"]
+    settings = json.loads(box.settings().read_text())  # as an add leaves them that is broken off before it tells the watchdog
+    box.settings().write_text(json.dumps({**settings, "threads": 1}))
+    status, said = box.add("--yes", "--threads", "1")
+    assert status == 0 and not any("settings" in line for line in lines(said, "done")), said
+    lab.wait_for(lambda: box.watchdog()["encoder"]["pid"] not in (0, before), "an encoder with the new settings")
 
 
 def test_a_server_with_another_config_is_not_taken_for_ours(box, servers, monkeypatch):
@@ -544,6 +681,92 @@ def test_one_of_two_main_pcs_leaves(box):
     assert status == 0 and "1 other machines" in said, said
     assert (box.home / ".local/farsight/bin/farsight-agent").exists()
     assert "farsight:you@there" in box.keys.read_text() and box.keys.read_text().count("restrict") == 1
+
+
+def test_the_entry_tells_the_way_in(box):
+    """Port, ssh_config, known_hosts and the key's place are given once."""
+    (box.main / ".ssh/config").rename(box.tmp / "ssh_config")
+    text = (box.tmp / "ssh_config").read_text()
+    (box.tmp / "ssh_config").write_text(text.replace(f"Port {box.port}", "Port 9"))
+    box.start()
+    status, said = box.add("--yes", "--port", str(box.port), "--ssh-config", str(box.tmp / "ssh_config"), "--known-hosts", str(box.tmp / "known"),
+                           "--binary", str(box.binary), "--mmproj", str(lab.MMPROJ))
+    assert status == 0, said
+    elsewhere = box.tmp / "keys/id_farsight"
+    elsewhere.parent.mkdir()
+    (box.main / ".config/farsight/id_farsight").rename(elsewhere)
+    config = json.loads(box.config.read_text())
+    config["vision"]["hosts"][0]["identity"] = str(elsewhere)
+    box.config.write_text(json.dumps(config))
+    status, said = box.add()
+    assert status == 0 and not lines(said, "done"), said
+    assert json.loads(box.config.read_text()) == config
+    assert box.check()[0] == 0
+    status, said = box.remove("--yes")
+    assert status == 0, said
+    assert not elsewhere.exists() and "restrict" not in box.keys.read_text() and not (box.home / ".local/farsight").exists()
+
+
+def test_a_key_of_the_admin_in_the_entry_is_left_alone(box):
+    box.start()
+    box.added()
+    keys = box.keys.read_text()
+    config = json.loads(box.config.read_text())
+    config["vision"]["hosts"][0]["identity"] = str(box.main / ".ssh/id_ed25519")
+    box.config.write_text(json.dumps(config))
+    status, said = box.add("--yes")
+    assert status == 0 and box.keys.read_text() == keys, said
+    status, said = box.remove("--yes")
+    assert status == 0, said
+    assert (box.main / ".ssh/id_ed25519").exists() and (box.main / ".ssh/id_ed25519.pub").read_text() in box.keys.read_text()
+
+
+def test_a_removal_that_broke_off_goes_on(box):
+    """Its entry is gone by then. The key stays, since another host needs it."""
+    box.tool("rm", f'[ ! -e {box.tmp}/broken ] || case "$*" in *.local/farsight) echo "rm: no" >&2; exit 1 ;; esac; exec /bin/rm "$@"')
+    box.start(PATH=box.tool_path())
+    status, said = box.add("--yes", "--port", str(box.port), "--binary", str(box.binary), "--mmproj", str(lab.MMPROJ), name="127.0.0.1")
+    assert status == 0, said
+    config = json.loads(box.config.read_text())
+    config["vision"]["hosts"].append({"host": "other", "identity": config["vision"]["hosts"][0]["identity"]})
+    box.config.write_text(json.dumps(config))
+    (box.tmp / "broken").touch()
+    status, said = box.remove("--yes", name="127.0.0.1")
+    again = f"farsight host remove '127.0.0.1' --port {box.port} --config '{box.config}' --yes"
+    assert status == 1 and "rm: no" in said and again in said, said
+    (box.tmp / "broken").unlink()
+    status, said = box.remove("--port", str(box.port), name="127.0.0.1")
+    assert status == 1 and "it names other" in said and "--yes" in lines(said, "        ->")[0], said  # there is nobody to ask
+    assert (box.home / ".local/farsight").exists()
+    status, said = box.remove("--port", str(box.port), "--yes", name="127.0.0.1")
+    assert status == 0, said
+    assert not (box.home / ".local/farsight").exists() and (box.main / ".config/farsight/id_farsight").exists()
+
+
+def test_a_host_is_not_removed_by_another_name(box):
+    box.start()
+    name = f"{getpass.getuser()}@127.0.0.1"
+    status, said = box.add("--yes", "--port", str(box.port), "--binary", str(box.binary), "--mmproj", str(lab.MMPROJ), name=name)
+    assert status == 0, said
+    before, config = box.files(), box.config.read_text()
+    for other in ("127.0.0.1", "box"):
+        status, said = box.remove("--yes", "--port", str(box.port), name=other)
+        assert status == 1 and f"names that host {name}" in lines(said, "failed  config")[0], said
+        assert f"farsight host remove {name}" in said
+    status, said = box.remove("--port", str(box.port), name="localhost")
+    assert status == 1 and f"it names {name}" in said and lines(said, "failed  config"), said
+    assert box.files() == before and box.config.read_text() == config
+    assert box.check()[0] == 0
+
+
+def test_remove_outwaits_the_watchdog():
+    """The encoder's end may take as long as the watchdog says; programs that run are not taken away, nor is it called a failure."""
+    def number(file, pattern):
+        return int(re.search(pattern, (lab.TOP / file).read_text()).group(1))
+
+    stop = number("remote/watchdog/client.c", r"#define STOP_MS (\d+)") / 1000
+    service = number("remote/watchdog/farsight-watchdog.service.in", r"TimeoutStopSec=(\d+)")
+    assert number("server/cli/host_remove.c", r"#define END_S (\d+)") > stop + service
 
 
 class Terminal:

@@ -18,15 +18,28 @@
 	"restrict,command=\"x" HOST_AGENT_MARK                                                               \
 	"\" ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOther farsight:you@there\n"
 
-static void keys(const char *text, const char *line, const char *want, size_t want_others)
+static json_t *json(const char *text)
+{
+	json_t *j = json_loads(text, 0, NULL);
+	assert_non_null(j);
+	return j;
+}
+
+static void keys_of(
+        const char *public_key, const char *text, const char *line, const char *want, size_t want_others)
 {
 	struct fs_buf out;
 	size_t others = 99;
 	fs_buf_init(&out, 1 << 16);
-	assert_int_equal(host_keys_edit(text, strlen(text), PUBLIC, line, &out, &others, NULL), FS_OK);
+	assert_int_equal(host_keys_edit(text, strlen(text), public_key, line, &out, &others, NULL), FS_OK);
 	assert_string_equal(out.data ? (char *)out.data : "", want);
 	assert_int_equal(others, want_others);
 	fs_buf_finish(&out);
+}
+
+static void keys(const char *text, const char *line, const char *want, size_t want_others)
+{
+	keys_of(PUBLIC, text, line, want, want_others);
 }
 
 static void test_our_line_comes_and_goes(void **state)
@@ -45,9 +58,6 @@ static void test_older_lines_are_replaced_in_their_place(void **state)
 {
 	/* the same key with other options, and once more */
 	keys("ssh-ed25519 " BLOB " somebody\n" FRIEND PUBLIC "\n", LINE, LINE "\n" FRIEND, 0);
-	/* an earlier key of this machine, which is lost */
-	keys("restrict,command=\"x" HOST_AGENT_MARK "\" ssh-ed25519 " OLD_BLOB " farsight:me@here\n" FRIEND,
-	        LINE, LINE "\n" FRIEND, 0);
 	/* a key of the same comment that runs something else is none of ours */
 	keys("ssh-ed25519 " OLD_BLOB " farsight:me@here\n", LINE,
 	        "ssh-ed25519 " OLD_BLOB " farsight:me@here\n" LINE "\n", 0);
@@ -57,6 +67,134 @@ static void test_older_lines_are_replaced_in_their_place(void **state)
 	keys(OTHER_PC, LINE, OTHER_PC LINE "\n", 1);
 	/* lines of another system keep their ends */
 	keys("first\r\nlast\r\n", LINE, "first\r\nlast\r\n" LINE "\n", 0);
+}
+
+#define AGENT "restrict,command=\"x" HOST_AGENT_MARK "\" ssh-ed25519 "
+#define TAGGED "ssh-ed25519 " BLOB " farsight:me@here:0123456789abcdef"
+#define TAGGED_LINE "restrict,command=\"x" HOST_AGENT_MARK "\" " TAGGED
+
+static void test_a_machine_of_the_same_name_keeps_its_line(void **state)
+{
+	/* written by older versions: of whichever machine */
+	keys(AGENT OLD_BLOB " farsight:me@here\n", LINE, AGENT OLD_BLOB " farsight:me@here\n" LINE "\n", 1);
+	keys_of(TAGGED, AGENT OLD_BLOB " farsight:me@here\n", TAGGED_LINE,
+	        AGENT OLD_BLOB " farsight:me@here\n" TAGGED_LINE "\n", 1);
+	keys_of(TAGGED, AGENT OLD_BLOB " farsight:me@here\n", NULL, AGENT OLD_BLOB " farsight:me@here\n", 1);
+	/* another tag, and one that only ends alike */
+	keys_of(TAGGED, AGENT OLD_BLOB " farsight:me@here:0123456789abcdee\n", NULL,
+	        AGENT OLD_BLOB " farsight:me@here:0123456789abcdee\n", 1);
+	keys_of(TAGGED, AGENT OLD_BLOB " not-farsight:me@here:0123456789abcdef\n", NULL,
+	        AGENT OLD_BLOB " not-farsight:me@here:0123456789abcdef\n", 1);
+	/* an earlier key of this machine, which is lost */
+	keys_of(TAGGED, AGENT OLD_BLOB " farsight:me@here:0123456789abcdef\n" FRIEND, TAGGED_LINE,
+	        TAGGED_LINE "\n" FRIEND, 0);
+	/* the same key without the tag, as an older version wrote it */
+	keys_of(TAGGED, LINE "\n", TAGGED_LINE, TAGGED_LINE "\n", 0);
+}
+
+static bool is_tagged(const char *line)
+{
+	size_t n;
+	const char *comment = host_key_comment(line, &n);
+	return host_comment_is_tagged(comment, n);
+}
+
+static void test_tags(void **state)
+{
+	assert_true(is_tagged(TAGGED));
+	assert_true(is_tagged(TAGGED "\n"));
+	assert_false(is_tagged(PUBLIC));
+	assert_false(is_tagged(""));
+	assert_false(is_tagged("ssh-ed25519 " BLOB));
+	assert_false(is_tagged("ssh-ed25519 " BLOB " farsight::0123456789abcde"));
+	assert_false(is_tagged("ssh-ed25519 " BLOB " farsight:0123456789abcdef"));
+	assert_false(is_tagged("ssh-ed25519 " BLOB " farsight:me@here:0123456789abcdeF"));
+	assert_false(is_tagged("ssh-ed25519 " BLOB " farsight:me @here:0123456789abcdef"));
+	assert_false(is_tagged("ssh-ed25519 " BLOB " somebody:me@here:0123456789abcdef"));
+}
+
+static void whole(const char *path, const char *folder, const char *want)
+{
+	struct fs_buf b;
+	fs_buf_init(&b, 4096);
+	assert_int_equal(host_whole_path(path, folder, &b), FS_OK);
+	assert_string_equal(b.data, want);
+	fs_buf_finish(&b);
+}
+
+static void test_relative_paths_count_from_the_folder(void **state)
+{
+	struct fs_buf b;
+	whole("known", "/a/b", "/a/b/known");
+	whole("../known", "/a/b", "/a/b/../known");
+	whole("/known", "/a", "/known");
+	whole("~/known", "/a", "~/known");
+	whole("~friend", "/a", "/a/~friend"); /* as the server reads it */
+	whole("%d/known", "/a", "%d/known");
+	whole("${HOME}/known", "/a", "${HOME}/known");
+	whole("known", "/100%/b", "/100%%/b/known");
+	fs_buf_init(&b, 8);
+	assert_int_not_equal(host_whole_path("known", "/a/b", &b), FS_OK);
+	fs_buf_finish(&b);
+}
+
+/* Where the i-th of the config is among those that are shown; -1 = nowhere. */
+static int shown_at(const char *shown, const struct fs_vision_host_opts *hosts, size_t n, size_t i)
+{
+	json_t *list = json(shown);
+	const json_t *one = host_shown(list, hosts, n, i);
+	int at = -1;
+	for (size_t k = 0; one && k < json_array_size(list); k++)
+		at = json_array_get(list, k) == one ? (int)k : at;
+	json_decref(list);
+	return at;
+}
+
+static void test_hosts_are_found_by_the_name_that_is_shown(void **state)
+{
+	static const struct fs_vision_host_opts ports[] = {{.host = "box"}, {.host = "box", .port = 2222},
+	        {.host = "boxes"}},
+	                                        same[] = {{.host = "box"}, {.host = "a"}, {.host = "box"}};
+#define H(name) "{\"host\": \"" name "\"}"
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(
+		        shown_at("[" H("box") ", " H("box:2222") ", " H("boxes") "]", ports, 3, (size_t)i),
+		        i);
+		assert_int_equal(
+		        shown_at("[" H("box #1") ", " H("a") ", " H("box #3") "]", same, 3, (size_t)i), i);
+	}
+	/* a server that has not taken all of the config */
+	assert_int_equal(shown_at("[" H("boxes") ", " H("box:2222") "]", ports, 3, 0), -1);
+	assert_int_equal(shown_at("[" H("boxes") ", " H("box:2222") "]", ports, 3, 1), 1);
+	assert_int_equal(shown_at("[" H("boxes") ", " H("box:2222") "]", ports, 3, 2), 0);
+	assert_int_equal(shown_at("[" H("box") "]", ports, 3, 0), 0);
+	assert_int_equal(shown_at("[" H("box") "]", ports, 3, 1), -1);
+	/* names that hosts kept over a change */
+	assert_int_equal(shown_at("[" H("box") ", " H("box #2") "]", ports, 2, 1), 1);
+	assert_int_equal(shown_at("[" H("box:2222") "]", ports + 1, 1, 0), 0);
+	assert_int_equal(shown_at("[" H("box #3") "]", same, 1, 0), 0);
+	assert_int_equal(shown_at("[" H("box:22") "]", ports + 1, 1, 0), -1);
+	assert_int_equal(shown_at("[]", ports, 3, 0), -1);
+	assert_null(host_shown(NULL, ports, 3, 0));
+}
+
+static bool settled(const char *shown, double since)
+{
+	json_t *one = json(shown);
+	bool is = host_is_settled(one, since);
+	json_decref(one);
+	return is;
+}
+
+static void test_a_host_that_was_down_before_is_waited_for(void **state)
+{
+	assert_true(settled("{\"state\": \"up\", \"state_age_s\": 100.0}", 1));
+	assert_false(settled("{\"state\": \"down\", \"state_age_s\": 100.0}", 1));
+	assert_false(settled("{\"state\": \"down\", \"state_age_s\": 0.4}", 5)); /* tried again just now */
+	assert_true(settled("{\"state\": \"down\", \"state_age_s\": 1.4}", 5));
+	assert_false(settled("{\"state\": \"starting\", \"state_age_s\": 1.4}", 5));
+	assert_false(settled("{}", 5));
+	assert_false(host_is_settled(NULL, 5));
 }
 
 static void test_no_public_key(void **state)
@@ -69,13 +207,6 @@ static void test_no_public_key(void **state)
 	        host_keys_edit(FRIEND FRIEND FRIEND, 3 * strlen(FRIEND), PUBLIC, LINE, &out, &others, NULL),
 	        FS_ENOMEM);
 	fs_buf_finish(&out);
-}
-
-static json_t *json(const char *text)
-{
-	json_t *j = json_loads(text, 0, NULL);
-	assert_non_null(j);
-	return j;
 }
 
 static void merge(const char *base, const char *wanted, const char *want, const char *want_changes)
@@ -195,6 +326,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(test_our_line_comes_and_goes),
 	        cmocka_unit_test(test_older_lines_are_replaced_in_their_place),
+	        cmocka_unit_test(test_a_machine_of_the_same_name_keeps_its_line),
+	        cmocka_unit_test(test_tags),
+	        cmocka_unit_test(test_relative_paths_count_from_the_folder),
+	        cmocka_unit_test(test_hosts_are_found_by_the_name_that_is_shown),
+	        cmocka_unit_test(test_a_host_that_was_down_before_is_waited_for),
 	        cmocka_unit_test(test_no_public_key),
 	        cmocka_unit_test(test_settings_are_merged),
 	        cmocka_unit_test(test_hosts_are_added_to_a_config),
