@@ -18,7 +18,7 @@ import talk
 from draw import crowd, fitted, patch_labels, scene
 
 SHARD = 256
-KINDS = {"easy": 24, "whole": 500, "crowd": 320}  # and how many shards of each
+KINDS = {"easy": 24, "whole": 400, "crowd": 160}  # and how many shards of each
 # (h, w) and weight: the grids that smart_resize makes between the files' pixel limits of pictures with sides of up to
 # about 3 : 2.
 SIZES = [((168, 168), 4), ((140, 196), 1.2), ((196, 140), 1.2), ((140, 168), 1.2), ((168, 140), 1.2)]
