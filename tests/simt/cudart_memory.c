@@ -196,20 +196,28 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 }
 
 struct CUmemPoolHandle_st {
-	int card;
+	struct CUmemPoolHandle_st *next;
 };
+static struct CUmemPoolHandle_st *pools; /* no context's */
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *out, const struct cudaMemPoolProps *props)
 {
 	if (fake_cuda_broken)
 		return fake_cuda_say(fake_cuda_broken);
-	*out = fake_cuda_need(sizeof(**out)); /* no object of a context */
+	*out = fake_cuda_need(sizeof(**out));
+	(*out)->next = pools;
+	pools = *out;
 	fake_cuda.pools++;
 	return cudaSuccess;
 }
 
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
 {
+	struct CUmemPoolHandle_st **at = &pools;
+
+	while (*at != pool)
+		at = &(*at)->next;
+	*at = pool->next;
 	free(pool);
 	fake_cuda.pools--;
 	return cudaSuccess;
@@ -275,4 +283,6 @@ void fake_cuda_free_all(bool pooled)
 			count_freed(*at);
 		remove_block(at);
 	}
+	while (pooled && pools)
+		cudaMemPoolDestroy(pools);
 }
