@@ -10,6 +10,7 @@
 
 #include "http_client.h"
 
+#include <errno.h>
 #include <linux/filter.h>
 #include <signal.h>
 #include <stdio.h>
@@ -450,7 +451,16 @@ static void a_vanished_peer_is_noticed(void **state)
 	int fd = http_dial(server);
 	http_say(fd, "GET /keep HTTP/1.1\r\n" H "\r\n");
 	struct fs_http_request *r = take();
-	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+	int filtered = setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), why = errno;
+	if (filtered && geteuid() != 0) { /* what is left is not enough to go on with */
+		print_message("skipped: this user may attach no filter: %s\n", strerror(why));
+		close(fd);
+		reply(r, "");
+		wait_idle();
+		stop();
+		skip();
+	}
+	assert_int_equal(filtered, 0);
 	int64_t until = fs_deadline_ms(WAIT_MS);
 	while (!fs_cancelled(fs_http_cancel(r)) && fs_now() < until)
 		poll(NULL, 0, 10);
