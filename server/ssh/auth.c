@@ -4,6 +4,7 @@
  * patience. At most MAX_TRIES keys are offered: sshd hangs up at six failures. It never asks anybody for
  * anything.
  */
+#include "server/ssh/heap.h"
 #include "server/ssh/internal.h"
 
 #include <poll.h>
@@ -76,7 +77,12 @@ static int sign_with_agent(LIBSSH2_SESSION *ls, unsigned char **sig, size_t *sig
         size_t n, void **abstract)
 {
 	struct auth *a = *abstract;
-	return fs_agent_sign(&a->agent, a->blob, a->blob_n, data, n, sig, sig_n, &a->sign_error) ? -1 : 0;
+	uint8_t *own;
+	if (fs_agent_sign(&a->agent, a->blob, a->blob_n, data, n, &own, sig_n, &a->sign_error))
+		return -1;
+	*sig = fs_heap_copy(ls, own, *sig_n);
+	free(own);
+	return *sig ? 0 : -1;
 }
 
 static int try_agent_key(struct auth *a, size_t i, struct fs_errbuf *e)

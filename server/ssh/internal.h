@@ -13,7 +13,7 @@
 
 struct fs_patience {
 	int64_t deadline; /* monotonic ns */
-	int wake_fd;      /* -1 = none; never drained here, its owner does that */
+	int wake_fd;      /* -1 = none; drained here when it wakes: cancelled must know by other means */
 	bool (*cancelled)(void *arg);
 	void *arg;
 };

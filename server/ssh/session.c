@@ -4,6 +4,7 @@
  * session, directions are polled as it asks, and the socket is shut down before it is freed. libssh2's
  * keepalive is never used: it can not notice a dead peer.
  */
+#include "server/ssh/heap.h"
 #include "server/ssh/internal.h"
 #include "server/ssh/keystream.h"
 
@@ -40,8 +41,10 @@ static const char *const exchanges =
 
 struct fs_ssh {
 	int fd;
+	struct fs_heap heap; /* of ls */
 	LIBSSH2_SESSION *ls;
 	LIBSSH2_CHANNEL *ch;
+	bool greeted;              /* the first keys are agreed on */
 	char label[400];           /* user@host:port */
 	char command[256];         /* its beginning, for messages */
 	const char *whole_command; /* the caller's; while a channel is opened */
@@ -77,7 +80,7 @@ static const char *last_error(struct fs_ssh *s)
  * the whole window: by then that is out of the caches, and the host waits for the window to be widened. */
 static LIBSSH2_RECV_FUNC(receive)
 {
-	struct fs_ssh *s = *abstract;
+	struct fs_ssh *s = ((struct fs_heap *)*abstract)->owner;
 	if (!s->allowance)
 		return -EAGAIN;
 	ssize_t r = recv(socket, buffer, FS_MIN(length, s->allowance), flags);
@@ -110,6 +113,7 @@ static int handshake(struct fs_ssh *s, const struct fs_start *st, struct fs_errb
 	fs_keystream_leave(before);
 	if (w)
 		return w;
+	s->greeted = rc == 0;
 	if (rc == LIBSSH2_ERROR_KEX_FAILURE || rc == LIBSSH2_ERROR_KEY_EXCHANGE_FAILURE ||
 	        rc == LIBSSH2_ERROR_METHOD_NONE)
 		return fs_fail(e, FS_EUNAVAILABLE,
@@ -257,7 +261,7 @@ static int greet(
 		fs_debug("%zu lines of the known_hosts files do not parse and are skipped",
 		        fs_kh_bad_lines(k));
 	rc = fs_ssh_dial(t->hostname, t->port, &st->patience, &s->fd, e);
-	if (!rc && !(s->ls = libssh2_session_init_ex(NULL, NULL, NULL, s)))
+	if (!rc && !(s->ls = fs_heap_session(&s->heap)))
 		rc = fs_fail(e, FS_ENOMEM, "out of memory");
 	if (!rc) {
 		libssh2_session_callback_set(s->ls, LIBSSH2_CALLBACK_RECV, (void *)receive);
@@ -290,6 +294,7 @@ static int create(
 	}
 	const struct fs_ssh_target *t = &conf->target;
 	s->fd = -1;
+	s->heap.owner = s;
 	snprintf(s->label, sizeof(s->label), "%s@%s:%d", t->user, t->hostname, t->port);
 	s->maybe_more = true;
 	s->allowance = SIZE_MAX;
@@ -407,14 +412,30 @@ int fs_ssh_send_eof(struct fs_ssh *s, const struct fs_patience *p, struct fs_err
 	               : FS_OK;
 }
 
+/* The step that an exchange of keys may have interrupted. Where it meets the end of the socket the exchange
+ * frees OpenSSL's numbers, which libssh2_session_free does not (1.10). */
+static int go_on(struct fs_ssh *s)
+{
+	char byte;
+	if (!s->greeted)
+		return libssh2_session_handshake(s->ls, s->fd);
+	if (s->ch)
+		return (int)libssh2_channel_read(s->ch, &byte, 1);
+	s->ch = libssh2_channel_open_session(s->ls);
+	return libssh2_session_last_errno(s->ls);
+}
+
 void fs_ssh_close(struct fs_ssh *s)
 {
 	if (!s)
 		return;
 	if (s->fd >= 0)
 		shutdown(s->fd, SHUT_RDWR);
+	s->allowance = SIZE_MAX;
 	/* A dead socket answers at once from here on, so that these calls end; the bound is for the library's
 	 * own mistakes. */
+	for (int i = 0; s->ls && i < 100 && go_on(s) == LIBSSH2_ERROR_EAGAIN; i++)
+		;
 	for (int i = 0; s->ls && i < 100; i++)
 		if (libssh2_session_free(s->ls) != LIBSSH2_ERROR_EAGAIN)
 			s->ls = NULL;
@@ -424,6 +445,7 @@ void fs_ssh_close(struct fs_ssh *s)
 		fs_keystream_destroy(s->keystream);
 	if (s->fd >= 0)
 		close(s->fd);
+	fs_heap_clear(&s->heap);
 	free(s);
 }
 

@@ -19,21 +19,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/*
- * libssh2 1.10 loses two numbers of each ECDSA key that it reads, and the host key of each key exchange after
- * the first; its frames show only in slow stack traces.
- */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void)
-{
-	return "fast_unwind_on_malloc=0";
-}
-const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void)
-{
-	return "leak:libssh2.so";
-}
-
 static const char sshd_path[] = "/usr/sbin/sshd"; /* must be absolute: it executes itself again */
 
 bool test_sshd_available(void)
