@@ -743,6 +743,21 @@ def test_a_removal_that_broke_off_goes_on(box):
     assert not (box.home / ".local/farsight").exists() and (box.main / ".config/farsight/id_farsight").exists()
 
 
+def test_programs_of_a_watchdog_that_does_not_end_stay(box):
+    box.start()
+    box.added()
+    program = box.home / ".local/farsight/bin/farsight-watchdog"
+    program.rename(program.with_name("real"))
+    program.write_text('#!/bin/sh\n[ "$1" = stop ] && exit 1\nexec "$HOME/.local/farsight/bin/real" "$@"\n')
+    program.chmod(0o755)
+    status, said = box.remove("--yes")
+    assert status == 1 and "the watchdog does not end" in said and "farsight host remove 'box'" in said, said
+    assert box.watchdog()["pid"]
+    program.with_name("real").rename(program)
+    status, said = box.remove("--yes")
+    assert status == 0 and not program.exists(), said
+
+
 def test_a_host_is_not_removed_by_another_name(box):
     box.start()
     name = f"{getpass.getuser()}@127.0.0.1"
