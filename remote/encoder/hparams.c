@@ -12,6 +12,7 @@
 /* The published preprocessing's defaults, for files that do not tell. */
 #define DEFAULT_MIN_PIXELS ((int64_t)56 * 56)
 #define DEFAULT_MAX_PIXELS ((int64_t)28 * 28 * 1280)
+#define MAX_FF 131072
 
 static int check_projector(const struct fs_gguf *g, struct fs_errbuf *e)
 {
@@ -83,7 +84,6 @@ static int read_sizes(const struct fs_gguf *g, struct vision_hparams *h, struct 
 	        {"embedding_length", 16384, &h->n_embd},
 	        {"attention.head_count", 1024, &h->n_heads},
 	        {"block_count", 1024, &h->n_layers},
-	        {"feed_forward_length", 131072, &h->n_ff},
 	        {"patch_size", 64, &h->patch},
 	};
 	int err = FS_OK;
@@ -98,6 +98,27 @@ static int read_sizes(const struct fs_gguf *g, struct vision_hparams *h, struct 
 	h->head_dim = h->n_embd / h->n_heads;
 	if (h->n_embd % h->n_heads != 0 || h->head_dim % 4 != 0 || h->head_dim > 256)
 		return fs_fail(e, FS_EFORMAT, "%d heads on a width of %d cannot be", h->n_heads, h->n_embd);
+	return FS_OK;
+}
+
+/* The width inside the feed-forward pair, from the first layer's shapes: the first of the two takes n_embd,
+ * whatever its name. The key feed_forward_length is not asked, since no converter of Qwen2-VL writes it
+ * right: older ones put 0 there, newer ones the text model's width. */
+static int read_ff(const struct fs_gguf *g, struct vision_hparams *h, struct fs_errbuf *e)
+{
+	const struct fs_gguf_tensor *up = NULL, *down = NULL;
+	int err = fs_gguf_need(g, "v.blk.0.ffn_up.weight", 0, 0, &up, e);
+	int64_t n;
+
+	if (err == FS_OK)
+		err = fs_gguf_need(g, "v.blk.0.ffn_down.weight", 0, 0, &down, e);
+	if (err != FS_OK)
+		return err;
+	n = down->ne[0] == h->n_embd ? down->ne[1] : up->ne[1];
+	if (n > MAX_FF)
+		return fs_fail(e, FS_EFORMAT, "the feed-forward layers have a width of %lld; 1 to %d can be",
+		        (long long)n, MAX_FF);
+	h->n_ff = (int)n;
 	return FS_OK;
 }
 
@@ -155,7 +176,8 @@ int vision_hparams_read(const struct fs_gguf *g, struct vision_hparams *h, struc
 		err = fs_gguf_need(g, "mm.2.weight", (int64_t)h->merge * h->merge * h->n_embd, 0, &t, e);
 	if (err == FS_OK && (t->ne[1] > 65536 || t->ne[2] != 1 || t->ne[3] != 1))
 		err = fs_fail(e, FS_EFORMAT, "tensor mm.2.weight has an impossible shape");
-	if (err == FS_OK)
-		h->n_out = (int)t->ne[1];
-	return err;
+	if (err != FS_OK)
+		return err;
+	h->n_out = (int)t->ne[1];
+	return read_ff(g, h, e);
 }

@@ -310,47 +310,73 @@ static void copy_tensor(struct gguf_make *m, const struct fs_gguf *g, const stru
 	fs_buf_finish(&all);
 }
 
-static void make_fused_file(const char *path)
+/* What of a file is written anew. */
+struct rewrite {
+	const char *from;
+	bool fused;  /* q, k and v in one tensor */
+	uint32_t ff; /* what the key feed_forward_length says */
+};
+
+static void rewrite(const struct rewrite *w, const char *path)
 {
 	struct fs_gguf *g;
 	struct gguf_make m;
 	struct vision_hparams h = read_hparams();
 
-	assert_int_equal(fs_gguf_open(&g, data_path("mmproj-f32.gguf"), &e), FS_OK);
+	assert_int_equal(fs_gguf_open(&g, data_path(w->from), &e), FS_OK);
 	gm_init(&m);
 	gm_str(&m, "clip.vision.projector_type", "qwen2vl_merger");
 	gm_u32(&m, "clip.vision.embedding_length", (uint32_t)h.n_embd);
 	gm_u32(&m, "clip.vision.attention.head_count", (uint32_t)h.n_heads);
 	gm_u32(&m, "clip.vision.block_count", (uint32_t)h.n_layers);
-	gm_u32(&m, "clip.vision.feed_forward_length", (uint32_t)h.n_ff);
+	gm_u32(&m, "clip.vision.feed_forward_length", w->ff);
 	gm_u32(&m, "clip.vision.patch_size", (uint32_t)h.patch);
 	gm_u32(&m, "clip.vision.image_min_pixels", (uint32_t)h.min_pixels);
 	gm_u32(&m, "clip.vision.image_max_pixels", (uint32_t)h.max_pixels);
 	gm_arr(&m, "clip.vision.image_mean", 6, h.mean, 3, 4);
 	gm_arr(&m, "clip.vision.image_std", 6, h.std, 3, 4);
-	for (size_t i = 0; i < fs_gguf_n_tensors(g); i++)
-		copy_tensor(&m, g, fs_gguf_tensor_at(g, i));
+	for (size_t i = 0; i < fs_gguf_n_tensors(g); i++) {
+		const struct fs_gguf_tensor *t = fs_gguf_tensor_at(g, i);
+
+		if (w->fused)
+			copy_tensor(&m, g, t);
+		else
+			gm_tensor(&m, t->name, (int32_t)t->type, t->ne, t->n_dims, t->data, t->nbytes);
+	}
 	gm_build(&m);
 	gm_write(path, m.file.data, m.file.len);
 	gm_finish(&m);
 	fs_gguf_close(g);
 }
 
-static void rows_of_a_fused_file(void **state)
+static void check_rewritten(const struct rewrite *w, const char *what)
 {
-	char path[] = "/tmp/fs-test-fused-XXXXXX";
+	char path[] = "/tmp/fs-test-mmproj-XXXXXX";
 	struct fs_encoder_opts o = {.mmproj = path, .device = "cpu", .precision = FS_PRECISION_F32};
-	struct rows_check c = {.what = "rows_f32", .max = 1e-3, .nmse = 1e-7};
+	struct rows_check c = {.what = what, .max = 1e-3, .nmse = 1e-7};
 	int fd = mkstemp(path);
 
 	assert_true(fd >= 0);
 	close(fd);
-	make_fused_file(path);
+	rewrite(w, path);
 	if (fs_encoder_open(&o, &c.v, &e) != FS_OK)
 		fail_msg("%s", e.text);
 	assert_int_equal(each_picture(check_rows, &c), 7);
 	fs_encoder_close(c.v);
 	unlink(path);
+}
+
+static void rows_of_a_fused_file(void **state)
+{
+	check_rewritten(&(struct rewrite){"mmproj-f32.gguf", true, 128}, "rows_f32");
+}
+
+/* What llama.cpp's converters write for Qwen2-VL: qwen2_vl_surgery.py 0 ("not sure what this does"),
+ * convert_hf_to_gguf.py the text model's width, here one that is not the tower's by chance. */
+static void rows_of_published_files(void **state)
+{
+	check_rewritten(&(struct rewrite){"mmproj-f16.gguf", false, 0}, "rows_f16");
+	check_rewritten(&(struct rewrite){"mmproj-f32.gguf", false, 96}, "rows_f32");
 }
 
 /* Bounds for one picture narrow the encoder's own and never widen them. */
@@ -427,6 +453,7 @@ int main(void)
 	        cmocka_unit_test(rows_in_f32),
 	        cmocka_unit_test(rows_of_the_f16_file),
 	        cmocka_unit_test(rows_of_a_fused_file),
+	        cmocka_unit_test(rows_of_published_files),
 	        cmocka_unit_test(rows_in_bf16),
 	        cmocka_unit_test(bounds_of_one_picture),
 	        cmocka_unit_test(refusals),
