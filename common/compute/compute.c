@@ -180,10 +180,11 @@ void fs_dev_forget(struct fs_dev *d)
 
 /* ---- weights ---- */
 
-/* Elements of a tensor as [out][in]: ne[0] is the row, the rest are rows. */
+/* Elements of a tensor as [out][in]. Callers know ne[0] and ne[1] and size their buffers by them, so there
+ * may be no further dimension. */
 static int check_shape(const struct fs_gguf_tensor *t, int64_t *in, int64_t *out, struct fs_errbuf *e)
 {
-	size_t rows = 1, row, bytes;
+	size_t row, bytes;
 
 	for (int i = 0; i < 4; i++)
 		if (t->ne[i] < 1)
@@ -194,13 +195,15 @@ static int check_shape(const struct fs_gguf_tensor *t, int64_t *in, int64_t *out
 		return fs_fail(e, FS_ENOTSUP,
 		        "tensor %s: rows of %lld elements of type %d can not be computed with", t->name,
 		        (long long)t->ne[0], (int)t->type);
-	if (!fs_mul_size(rows, (size_t)t->ne[1], &rows) || !fs_mul_size(rows, (size_t)t->ne[2], &rows) ||
-	        !fs_mul_size(rows, (size_t)t->ne[3], &rows) || !fs_mul_size(rows, row, &bytes) ||
-	        bytes > t->nbytes)
+	if (t->ne[2] != 1 || t->ne[3] != 1)
+		return fs_fail(e, FS_EFORMAT,
+		        "tensor %s has %lld x %lld x %lld x %lld elements, and is no matrix", t->name,
+		        (long long)t->ne[0], (long long)t->ne[1], (long long)t->ne[2], (long long)t->ne[3]);
+	if (!fs_mul_size((size_t)t->ne[1], row, &bytes) || bytes > t->nbytes)
 		return fs_fail(
 		        e, FS_EFORMAT, "tensor %s: its %zu bytes do not hold its shape", t->name, t->nbytes);
 	*in = t->ne[0];
-	*out = (int64_t)rows;
+	*out = t->ne[1];
 	return FS_OK;
 }
 

@@ -21,6 +21,7 @@ enum { E = 8, HEADS = 2, KV = 1, HD = 4, FF = 12, VOCAB = 16 };
 struct tiny {
 	const char *arch;
 	const char *skip, *shape; /* a tensor that is missing, one with a row too many */
+	const char *deep;         /* one with a third dimension, of 2 */
 	const char *unreadable;   /* one of a type that nobody knows */
 	const char *skip_key;
 	uint32_t heads, kv_heads, experts, key_length, value_length, rot;
@@ -33,9 +34,11 @@ struct tiny {
 static void put_matrix(struct gguf_make *m, const struct tiny *t, const char *name, int64_t in, int64_t out,
         const float *data)
 {
-	int64_t ne[2] = {in, out + (t->shape != NULL && strcmp(t->shape, name) == 0)};
+	int64_t ne[3] = {in, out + (t->shape != NULL && strcmp(t->shape, name) == 0), 2};
 
-	if (t->unreadable != NULL && strcmp(t->unreadable, name) == 0)
+	if (t->deep != NULL && strcmp(t->deep, name) == 0)
+		gm_tensor(m, name, FS_F32, ne, 3, data, (size_t)(2 * ne[0] * ne[1]) * sizeof(float));
+	else if (t->unreadable != NULL && strcmp(t->unreadable, name) == 0)
 		gm_table_entry(m, name, 16, ne, out > 1 ? 2 : 1, 0);
 	else if (t->skip == NULL || strcmp(t->skip, name) != 0)
 		gm_tensor(
@@ -238,6 +241,11 @@ static void refused(void **state)
 	        {{.arch = "qwen2", .shape = "blk.0.attn_qkv.weight", .fused = true}, FS_EFORMAT,
 	                "blk.0.attn_qkv.weight"},
 	        {{.arch = "qwen2", .shape = "output.weight"}, FS_EFORMAT, "output.weight"},
+	        /* sizes that are known are those of the first two dimensions */
+	        {{.arch = "qwen2", .deep = "blk.0.ffn_gate.weight"}, FS_EFORMAT,
+	                "ffn_gate.weight has 8 x 12 x 2"},
+	        {{.arch = "qwen2", .deep = "output.weight"}, FS_EFORMAT, "output.weight has 8 x 16 x 2"},
+	        {{.arch = "qwen2", .deep = "blk.0.attn_k.bias"}, FS_EFORMAT, "attn_k.bias has 4 x 1 x 2"},
 	        {{.arch = "qwen2", .skip_key = "context_length"}, FS_ENOTFOUND, "qwen2.context_length"},
 	        {{.arch = "qwen2", .skip_key = "embedding_length"}, FS_ENOTFOUND, "qwen2.embedding_length"},
 	        {{.arch = "qwen2", .heads = 3, .kv_heads = 2}, FS_EFORMAT, "3 heads"},
