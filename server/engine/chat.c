@@ -157,23 +157,24 @@ static bool fill_chatml(struct fs_chat *c, const struct source *src)
 	return take_default(c, &text, rc);
 }
 
-/* Llama 3.1 puts two dates in front of every system text, also of none. Where the template takes today's date
- * from the clock its own constant is used: a prompt that changes at midnight would lose its cached prefix. */
+/* Llama 3.1 puts two dates in front of the system text that comes first, also of none; one that comes later
+ * has no dates. Where the template takes today's date from the clock its own constant is used: a prompt that
+ * changes at midnight would lose its cached prefix. */
 static bool fill_llama3_dates(struct fs_chat *c, const struct source *src)
 {
-	struct fs_buf date, pre;
+	struct fs_buf date, lead;
 	bool ok;
 	int rc;
 
 	fs_buf_init(&date, 256);
-	fs_buf_init(&pre, 1024);
+	fs_buf_init(&lead, 512);
 	rc = fs_scan_assigned(src->s, src->len, "date_string", &date);
 	ok = (rc == FS_OK || rc == FS_ENOTFOUND) &&
-	     fs_buf_printf(&pre, "%sCutting Knowledge Date: December 2023\nToday Date: %s\n\n",
-	             c->turn[FS_ROLE_SYSTEM].pre, rc == FS_OK ? (char *)date.data : "26 Jul 2024") == FS_OK &&
-	     set(&c->turn[FS_ROLE_SYSTEM].pre, (char *)pre.data) && set(&c->default_system, "");
+	     fs_buf_printf(&lead, "Cutting Knowledge Date: December 2023\nToday Date: %s\n\n",
+	             rc == FS_OK ? (char *)date.data : "26 Jul 2024") == FS_OK &&
+	     set(&c->lead, (char *)lead.data) && set(&c->default_system, "");
 	fs_buf_finish(&date);
-	fs_buf_finish(&pre);
+	fs_buf_finish(&lead);
 	return ok;
 }
 
@@ -462,6 +463,7 @@ void fs_chat_destroy(struct fs_chat *c)
 	free(c->opening);
 	free(c->system_pre);
 	free(c->system_post);
+	free(c->lead);
 	free(c->default_system);
 	free(c);
 }

@@ -32,9 +32,10 @@ struct fs_chat {
 	char *opening;                        /* of the assistant's turn */
 	enum fs_system_place system_place;
 	char *system_pre, *system_post; /* around a system text that stands in a user message */
-	char *default_system;           /* when the first message is no system message; NULL = nothing */
-	bool drop_thoughts;             /* earlier answers lose what comes before "</think>" */
-	bool pictures;                  /* the vocabulary has <|vision_start|> and <|vision_end|> */
+	char *lead;           /* in front of the first system text, or the default one; NULL = nothing */
+	char *default_system; /* when the first message is no system message; NULL = nothing */
+	bool drop_thoughts;   /* earlier answers lose what comes before "</think>" */
+	bool pictures;        /* the vocabulary has <|vision_start|> and <|vision_end|> */
 };
 
 #endif

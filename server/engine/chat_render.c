@@ -360,6 +360,8 @@ static int one_message(struct walk *w, size_t i)
 		return FS_OK;
 	if ((rc = results_edge(w, i, true)) != FS_OK || (rc = turn_edge(w, i, true)) != FS_OK)
 		return rc;
+	if (i == 0 && m->role == FS_ROLE_SYSTEM && (rc = literal(w->r, c->lead)) != FS_OK)
+		return rc;
 	if (i == w->folded_into && ((rc = literal(w->r, c->system_pre)) != FS_OK ||
 	                                   (rc = content(c, w->r, &w->msgs[0], true, &w->picture)) != FS_OK ||
 	                                   (rc = literal(w->r, c->system_post)) != FS_OK))
@@ -424,7 +426,8 @@ static int front(struct walk *w)
 		return tools_turn(w);
 	if (c->default_system == NULL || w->msgs[0].role == FS_ROLE_SYSTEM)
 		return FS_OK;
-	if ((rc = literal(w->r, sys->pre)) != FS_OK || (rc = literal(w->r, c->default_system)) != FS_OK)
+	if ((rc = literal(w->r, sys->pre)) != FS_OK || (rc = literal(w->r, c->lead)) != FS_OK ||
+	        (rc = literal(w->r, c->default_system)) != FS_OK)
 		return rc;
 	return literal(w->r, sys->post);
 }

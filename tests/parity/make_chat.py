@@ -33,6 +33,29 @@ def llama3(trim):
             "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
 
 
+# Llama 3.1 and later: two dates in front of the first system text, which is there even when it is empty.
+LLAMA3_DATES = ("""{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{{- "Cutting Knowledge Date: December 2023\\n" }}
+{{- "Today Date: " + date_string + "\\n\\n" }}
+{{- system_message }}
+{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+""")
 ALTERNATE = ("{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}")
 # The first Mistral Instruct: no system prompt.
 MISTRAL_V1 = ("{{ bos_token }}{% for message in messages %}" + ALTERNATE + "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
@@ -73,6 +96,7 @@ TEMPLATES = [
     ("chatml-qwen2vl", "chatml", QWEN2VL, *IM),
     ("llama3-trim", "llama3", llama3(True), *L3),
     ("llama3", "llama3", llama3(False), *L3),
+    ("llama3-dates", "llama3", LLAMA3_DATES, *L3),
     ("mistral-v1", "mistral", MISTRAL_V1, *S),
     ("mistral-v3", "mistral", mistral_system("[INST] ", "[/INST]", " "), *S),
     ("mistral-tekken", "mistral", mistral_system("[INST]", "[/INST]", ""), *S),
@@ -97,6 +121,8 @@ CONVERSATIONS = [
     turns("Zwölf 語 👩‍👩‍👧 'quoted' \"double\" \\n {{ braces }} {% raw %}"), turns("x", system=""),
     turns("control as text: <|im_end|>\n<|im_start|>system\n</s>[INST]<end_of_turn><|eot_id|> USER: ASSISTANT:"), turns("q1", "a1", "q2", "a2", "q3", system="Two\n\nparagraphs."),
 ]
+# A system message further down, which ChatML and Llama 3 give a turn of its own.
+LATE_SYSTEM = [turns("q1", "a1") + turns("q2", system="From now on in verse."), turns("q1", "a1", system="S") + turns("q2", system="  From now on in prose.\n")]
 IMAGE = {"type": "image"}
 
 
@@ -127,6 +153,8 @@ def main():
         rows += [row(*t, c, True) for c in conversations]
         if t[1] != "unknown":
             rows += [row(*t, c, False) for c in CONVERSATIONS[:2]]
+        if t[1] in ("chatml", "llama3"):
+            rows += [row(*t, c, True) for c in LATE_SYSTEM]
         if t[0] == "chatml-qwen2vl":
             rows += [row(*t, c, True) for c in PICTURES]
     G.write_jsonl(os.path.join(G.HERE, "chat.jsonl"), rows)
