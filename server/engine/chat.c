@@ -232,6 +232,27 @@ static bool set_constants(
 	return ok;
 }
 
+/* QwQ's template and those of models that do nothing but think open a thought with the assistant's turn. One
+ * that asks enable_thinking is not meant: whether it does depends on the caller. */
+static bool fill_thought(struct fs_chat *c, const struct source *src)
+{
+	static const char opening[] = "<|im_start|>assistant\n<think>\n";
+	struct fs_scan_block b;
+	char *text = NULL;
+	size_t pos = 0;
+	bool ok = true;
+
+	if (src->s == NULL || has(src, "enable_thinking"))
+		return true;
+	while (ok && c->thought == NULL && fs_scan_next(src->s, src->len, &pos, &b)) {
+		ok = set_constants(c, &text, &b, 0, b.n);
+		if (ok && b.n == 1 && strcmp(text, opening) == 0)
+			ok = set(&c->thought, "<think>\n");
+	}
+	free(text);
+	return ok;
+}
+
 /* Index of the first atom of that kind at or after `from`, b->n when there is none. */
 static size_t find_kind(const struct fs_scan_block *b, enum fs_scan_kind kind, size_t from)
 {
@@ -388,7 +409,7 @@ static bool fill(struct fs_chat *c, const struct source *src)
 	              fs_tok_is_control(c->tok, fs_tok_find(c->tok, "<|vision_end|>", 14));
 	switch (c->family) {
 	case FS_FAMILY_CHATML:
-		return fill_chatml(c, src);
+		return fill_chatml(c, src) && fill_thought(c, src);
 	case FS_FAMILY_LLAMA3:
 		return fill_llama3(c, src);
 	case FS_FAMILY_MISTRAL:
@@ -461,6 +482,7 @@ void fs_chat_destroy(struct fs_chat *c)
 	free(c->tool_open);
 	free(c->tool_close);
 	free(c->opening);
+	free(c->thought);
 	free(c->system_pre);
 	free(c->system_post);
 	free(c->lead);

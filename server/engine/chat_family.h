@@ -30,6 +30,7 @@ struct fs_chat {
 	struct fs_chat_turn turn[FS_N_ROLES]; /* by enum fs_role */
 	char *tool_open, *tool_close;         /* around neighbouring tool messages; NULL = nothing */
 	char *opening;                        /* of the assistant's turn */
+	char *thought;                        /* what follows it, unless a call is required; NULL = nothing */
 	enum fs_system_place system_place;
 	char *system_pre, *system_post; /* around a system text that stands in a user message */
 	char *lead;           /* in front of the first system text, or the default one; NULL = nothing */

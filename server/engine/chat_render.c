@@ -432,7 +432,7 @@ static int front(struct walk *w)
 	return literal(w->r, sys->post);
 }
 
-/* The assistant's turn, and in it the beginning of a call that is required. */
+/* The assistant's turn, and in it the beginning of a call that is required, or of a thought. */
 static int opening(struct walk *w)
 {
 	int rc = literal(w->r, w->c->opening);
@@ -440,9 +440,13 @@ static int opening(struct walk *w)
 	w->r->opening = w->r->text.len;
 	if (rc == FS_OK)
 		rc = fs_chat_opening_json(w->x, &w->json, w->e);
-	if (rc != FS_OK || w->json.len == 0)
+	if (rc != FS_OK)
 		return rc;
-	return (rc = literal(w->r, FS_CALL_OPEN "\n")) == FS_OK ? put_json(w) : rc;
+	if (w->json.len > 0)
+		return (rc = literal(w->r, FS_CALL_OPEN "\n")) == FS_OK ? put_json(w) : rc;
+	rc = literal(w->r, w->c->thought);
+	w->r->opening = w->r->text.len;
+	return rc;
 }
 
 static bool any_call(const struct fs_message *msgs, size_t n)

@@ -18,6 +18,10 @@ def chatml(default=None, trim=False, dot=""):
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
 
 
+# QwQ's manner: the assistant's turn opens with a thought, and earlier answers lose theirs.
+THINKS = ("{% for message in messages %}{% if message.role == 'assistant' %}{% set content = message.content.split('</think>')[-1].lstrip('\\n') %}"
+          "{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{% else %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}")
 QWEN2VL = """{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system
 You are a helpful assistant.<|im_end|>
 {% endif %}<|im_start|>{{ message['role'] }}
@@ -94,6 +98,7 @@ TEMPLATES = [
     ("chatml-plain", "chatml", chatml(), *IM),
     ("chatml-trim", "chatml", chatml(trim=True), *IM),
     ("chatml-qwen2vl", "chatml", QWEN2VL, *IM),
+    ("chatml-thinks", "chatml", THINKS, *IM),
     ("llama3-trim", "llama3", llama3(True), *L3),
     ("llama3", "llama3", llama3(False), *L3),
     ("llama3-dates", "llama3", LLAMA3_DATES, *L3),
@@ -121,6 +126,7 @@ CONVERSATIONS = [
     turns("Zwölf 語 👩‍👩‍👧 'quoted' \"double\" \\n {{ braces }} {% raw %}"), turns("x", system=""),
     turns("control as text: <|im_end|>\n<|im_start|>system\n</s>[INST]<end_of_turn><|eot_id|> USER: ASSISTANT:"), turns("q1", "a1", "q2", "a2", "q3", system="Two\n\nparagraphs."),
 ]
+THOUGHT = turns("q1", "<think>\nWhy?\n</think>\n\na1", "q2", "\nno thought\n</think>\na2\n", "q3")
 # A system message further down, which ChatML and Llama 3 give a turn of its own.
 LATE_SYSTEM = [turns("q1", "a1") + turns("q2", system="From now on in verse."), turns("q1", "a1", system="S") + turns("q2", system="  From now on in prose.\n")]
 IMAGE = {"type": "image"}
@@ -155,6 +161,8 @@ def main():
             rows += [row(*t, c, False) for c in CONVERSATIONS[:2]]
         if t[1] in ("chatml", "llama3"):
             rows += [row(*t, c, True) for c in LATE_SYSTEM]
+        if t[0] == "chatml-thinks":
+            rows.append(row(*t, THOUGHT, True))
         if t[0] == "chatml-qwen2vl":
             rows += [row(*t, c, True) for c in PICTURES]
     G.write_jsonl(os.path.join(G.HERE, "chat.jsonl"), rows)

@@ -37,15 +37,16 @@ struct made {
 	struct fs_ids ids;
 };
 
-static void make(struct made *m, const char *family, const struct fs_message *msgs, size_t n,
-        const struct fs_chat_extras *x)
+static void make_of(struct made *m, const char *tmpl, const char *family, const struct fs_message *msgs,
+        size_t n, const struct fs_chat_extras *x)
 {
 	struct fs_tok *t = tm_tokenizer(&spec);
 	struct fs_chat *c = NULL;
 	struct fs_errbuf e;
 
 	memset(m, 0, sizeof(*m));
-	assert_int_equal(fs_chat_create_text(NULL, 0, t, family, &c, &e), FS_OK);
+	assert_int_equal(
+	        fs_chat_create_text(tmpl, tmpl != NULL ? strlen(tmpl) : 0, t, family, &c, &e), FS_OK);
 	fs_chat_text_init(&m->r);
 	fs_buf_init(&m->opening, 1000);
 	fs_ids_init(&m->ids, 10000);
@@ -53,6 +54,12 @@ static void make(struct made *m, const char *family, const struct fs_message *ms
 	assert_int_equal(fs_chat_encode(c, msgs, n, x, &m->ids, &m->opening, &e), m->err);
 	fs_chat_destroy(c);
 	fs_tok_destroy(t);
+}
+
+static void make(struct made *m, const char *family, const struct fs_message *msgs, size_t n,
+        const struct fs_chat_extras *x)
+{
+	make_of(m, NULL, family, msgs, n, x);
 }
 
 static void finish(struct made *m)
@@ -94,6 +101,39 @@ static void openings(void **state)
 		assert_int_equal(m.r.opening, m.r.text.len - strlen(rows[i].want));
 		assert_int_equal(
 		        strstr((char *)m.r.text.data, "# Tools") == NULL, rows[i].choice == FS_TOOLS_NONE);
+		finish(&m);
+	}
+}
+
+/* A template that opens a thought: a call that is required comes instead of it. Where the caller decides
+ * about thoughts there is none. */
+static void a_thought_or_a_call(void **state)
+{
+#define CHATML "{{ '<|im_start|>' + role + '\\n' + content + '<|im_end|>\\n' }}"
+	static const struct {
+		const char *tmpl;
+		enum fs_tool_choice choice;
+		const char *end;
+	} rows[] = {
+	        {CHATML "{{- '<|im_start|>assistant\\n<think>\\n' }}", FS_TOOLS_AUTO,
+	                "<|im_start|>assistant\n<think>\n"},
+	        {CHATML "{{- '<|im_start|>assistant\\n<think>\\n' }}", FS_TOOLS_REQUIRED,
+	                "<|im_start|>assistant\n<tool_call>\n{\"name\": \""},
+	        {CHATML "{% if enable_thinking %}{{- '<|im_start|>assistant\\n<think>\\n' }}{% endif %}",
+	                FS_TOOLS_AUTO, "<|im_start|>assistant\n"},
+	        {CHATML "{{- '<|im_start|>assistant\\n<think>\\n' + thought }}", FS_TOOLS_AUTO,
+	                "<|im_start|>assistant\n"},
+	};
+#undef CHATML
+	struct made m;
+
+	for (size_t i = 0; i < FS_ARRAY_LEN(rows); i++) {
+		const struct fs_chat_extras x = {two, 2, rows[i].choice, NULL};
+
+		make_of(&m, rows[i].tmpl, NULL, &question, 1, &x);
+		assert_int_equal(m.err, FS_OK);
+		assert_true(ends_with(&m.r.text, rows[i].end));
+		assert_int_equal(m.opening.len > 0, rows[i].choice == FS_TOOLS_REQUIRED);
 		finish(&m);
 	}
 }
@@ -238,9 +278,10 @@ static void marks_are_spoken(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(openings), cmocka_unit_test(refused_tools),
-	        cmocka_unit_test(refused_calls), cmocka_unit_test(nothing_of_the_clients),
-	        cmocka_unit_test(results_without_calls), cmocka_unit_test(marks_are_spoken)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(openings), cmocka_unit_test(a_thought_or_a_call),
+	        cmocka_unit_test(refused_tools), cmocka_unit_test(refused_calls),
+	        cmocka_unit_test(nothing_of_the_clients), cmocka_unit_test(results_without_calls),
+	        cmocka_unit_test(marks_are_spoken)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
