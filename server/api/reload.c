@@ -10,6 +10,8 @@
 #include <netinet/in.h>
 #include <string.h>
 
+#define MAX_BODY ((size_t)32 << 10) /* it holds a path at most, and is read on the loop */
+
 static bool same_address(const struct sockaddr *own, const char *peer)
 {
 	char text[INET6_ADDRSTRLEN] = "";
@@ -62,7 +64,7 @@ static bool read_body(const struct fs_http_request *r, json_t **body, const char
 {
 	size_t n;
 	const char *text = fs_http_body(r, &n);
-	*body = n ? json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL) : json_object();
+	*body = n > MAX_BODY ? NULL : n ? json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL) : json_object();
 	json_t *config = json_object_get(*body, "config");
 	*file = json_string_value(config);
 	return json_is_object(*body) && (!config || *file);
@@ -74,10 +76,11 @@ void fs_api_reload(void *arg, struct fs_http_request *r)
 	struct fs_errbuf e = {""};
 	json_t *body;
 	const char *file;
-	bool good = read_body(r, &body, &file);
-	if (!is_here(fs_http_peer(r)))
+	if (!is_here(fs_http_peer(r))) {
 		refuse(r, 403, "not_here", "only programs on the server's machine may have its config read");
-	else if (!good)
+		return;
+	}
+	if (!read_body(r, &body, &file))
 		refuse(r, 400, NULL, "the body must be empty, or an object whose \"config\" is a path");
 	else if (!api->settings.ask)
 		refuse(r, 404, NULL, "this server reads no config");

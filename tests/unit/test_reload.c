@@ -99,6 +99,23 @@ static void one_too_many_is_refused_and_the_others_share_a_reading(void **state)
 		}
 }
 
+/* It would be read on the loop, where everybody else waits meanwhile. */
+static void a_long_body_is_not_read(void **state)
+{
+	static char body[64 << 10];
+	char head[128];
+	int fd = http_dial(server);
+	memset(body, ' ', sizeof(body));
+	memcpy(body + sizeof(body) - 2, "{}", 2);
+	snprintf(head, sizeof(head),
+	        "POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
+	        "%zu\r\n\r\n",
+	        sizeof(body));
+	http_say(fd, head);
+	assert_true(http_send(fd, body, sizeof(body)));
+	assert_memory_equal(answer(fd), "HTTP/1.1 400 ", 13);
+}
+
 static void the_end_of_the_server_refuses_who_waits_and_who_comes(void **state)
 {
 	struct pollfd p = {.fd = fs_reload_fd(reload), .events = POLLIN};
@@ -113,6 +130,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(one_too_many_is_refused_and_the_others_share_a_reading),
+	        cmocka_unit_test(a_long_body_is_not_read),
 	        cmocka_unit_test(the_end_of_the_server_refuses_who_waits_and_who_comes),
 	};
 	return cmocka_run_group_tests(tests, setup, teardown);
