@@ -10,7 +10,6 @@
 #define MAX_ANSWER ((size_t)16 << 20)
 #define MAX_EVENT ((size_t)16 << 20)
 #define MAX_CALLS 128
-#define JSON_PIECE ((size_t)64 << 10) /* parsed between two looks at the cancel token */
 /* A stream's client sees headers and a comment after this long, even when its picture is still being encoded.
  */
 #define FIRST_SIGN_MS 5000
@@ -257,49 +256,11 @@ static void count(struct api_call *c)
 		end_whole(c, c->d->counted(c, tokens), &row);
 }
 
-/* Hands the body to the JSON parser piece by piece, so that a large one can be given up on the way. */
-struct body {
-	const char *at;
-	size_t left;
-	struct fs_cancel *cancel;
-};
-
-static size_t next_piece(void *buffer, size_t size, void *arg)
-{
-	struct body *b = arg;
-	if (fs_cancelled(b->cancel))
-		return (size_t)-1;
-	size_t n = FS_MIN(FS_MIN(size, JSON_PIECE), b->left);
-	memcpy(buffer, b->at, n);
-	b->at += n;
-	b->left -= n;
-	return n;
-}
-
-int api_load_json(const char *text, size_t n, struct fs_cancel *cancel, json_t **out, struct fs_refusal *why)
-{
-	struct body b = {text, n, cancel};
-	json_error_t je;
-	json_t *root = json_load_callback(next_piece, &b, JSON_ALLOW_NUL, &je);
-	if (!root && fs_cancelled(cancel))
-		return FS_ECANCELLED;
-	if (!root)
-		return fs_refuse(why, 400, "invalid_request_error", "invalid_json", "",
-		        "the body is not JSON: line %d, column %d: %s", je.line, je.column, je.text);
-	if (!json_is_object(root)) {
-		json_decref(root);
-		return fs_refuse(why, 400, "invalid_request_error", "invalid_json", "",
-		        "the body must be a JSON object");
-	}
-	*out = root;
-	return FS_OK;
-}
-
 int api_call_parse(
         struct api_call *c, const char *body, size_t n, struct fs_cancel *cancel, struct fs_refusal *why)
 {
 	json_t *root;
-	int rc = api_load_json(body, n, cancel, &root, why);
+	int rc = api_load_json(body, n, cancel, &root, &c->json_cost, why);
 	if (rc)
 		return rc;
 	c->chat.gen = c->api->sampling;
@@ -320,6 +281,8 @@ void api_call_finish(struct api_call *c)
 	json_decref(c->logprobs);
 	fs_chat_finish(&c->chat);
 	fs_buf_finish(&c->answer);
+	api_json_release(c->json_cost);
+	c->json_cost = 0;
 }
 
 static void call_free(struct api_call *c)

@@ -64,6 +64,7 @@ struct api_call {
 	bool include_usage;
 	int64_t timeout_s; /* 0 = the server's */
 	void *own;         /* the dialect's */
+	size_t json_cost;  /* of its body */
 
 	/* the answer so far */
 	struct fs_buf answer; /* not streamed: its text */

@@ -32,7 +32,14 @@ json_t *api_settings(const struct fs_api_settings_state *s);
 /* Appends the page of GET /metrics; b holds at least 512 KiB. FS_ENOMEM. */
 int api_metrics_page(const struct fs_api *api, struct fs_buf *b);
 
-/* The body as a JSON object. FS_ECANCELLED, or the refusal is filled. */
-int api_load_json(const char *text, size_t n, struct fs_cancel *cancel, json_t **out, struct fs_refusal *why);
+/* ---- json.c: bodies ---- */
+
+/* The body as a JSON object, and what its values were counted as: to be released once neither they nor what
+ * was made of them is kept. FS_ECANCELLED, or the refusal is filled; nothing is to be released then. */
+int api_load_json(const char *text, size_t n, struct fs_cancel *cancel, json_t **out, size_t *cost,
+        struct fs_refusal *why);
+void api_json_release(size_t cost);
+/* Bytes that the values of a JSON text will take, about; its strings' bytes aside. */
+size_t api_json_cost(const char *text, size_t n);
 
 #endif

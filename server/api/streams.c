@@ -15,6 +15,7 @@
 #define MAX_LOOKUP_ROWS 4096
 #define MAX_LOOKUP_IDS 1024
 #define MAX_LOOKUP_BODY ((size_t)512 << 10)
+#define MAX_LOOKUP_COST ((size_t)1 << 20) /* of its values: sixteen times what the ids take */
 /* A reader of an answer that will be a stream sees headers and a comment after this long. */
 #define FIRST_SIGN_MS 5000
 #define OFFSET_LOST "Stream offset lost, please restart"
@@ -364,7 +365,7 @@ static json_t *look_up(const struct fs_api *api, const struct fs_http_request *r
 static const char *read_lookup(const char *body, size_t n, json_t **root, char *text, size_t cap)
 {
 	json_error_t je;
-	if (n > MAX_LOOKUP_BODY)
+	if (n > MAX_LOOKUP_BODY || api_json_cost(body, n) > MAX_LOOKUP_COST)
 		return "invalid body: it is too large";
 	*root = json_loadb(body, n, 0, &je);
 	if (!*root)

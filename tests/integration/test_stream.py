@@ -336,7 +336,7 @@ def test_lookup(server):
     status, reply = server.request("/v1/streams/lookup", raw=b"nonsense")
     assert status == 400 and reply["error"]["message"].startswith("invalid body: ")
     assert server.request("/v1/streams")[0] == 404  # nothing lists the ids of others
-    for much in ({"conversation_ids": ["x"] * 1025}, {"conversation_ids": ["x" * 600_000]}):  # it is answered on the server's loop
+    for much in ({"conversation_ids": ["x"] * 1025}, {"conversation_ids": ["x" * 600_000]}, {"conversation_ids": [], "x": [{}] * 10_000}):  # it is answered on the server's loop
         status, reply = server.request("/v1/streams/lookup", much)
         assert status == 400 and reply["error"]["message"].startswith("invalid body: ")
 

@@ -425,9 +425,73 @@ static void files_are_taken_only_where_folders_are(void **state)
 	test_api.service = plain;
 }
 
+/* ---- what values take in memory ---- */
+
+/* {"x":{"a":0,"a":0…}}: n values by their count, and next to nothing in memory, since each takes the other's
+ * place. */
+static char *body_of(size_t n, size_t *len)
+{
+	static const char unit[] = "\"a\":0,", head[] = "{\"x\":{", tail[] = "\"a\":0}}";
+	char *text = malloc(sizeof(head) + sizeof(tail) + n * (sizeof(unit) - 1)), *to = text;
+	assert_non_null(text);
+	to = stpcpy(to, head);
+	for (size_t i = 0; i < n; i++)
+		to = stpcpy(to, unit);
+	*len = (size_t)(stpcpy(to, tail) - text);
+	return text;
+}
+
+static int parse_body(struct api_call *c, const char *text, size_t n)
+{
+	memset(&why, 0, sizeof(why));
+	*c = (struct api_call){.api = &test_api, .d = &api_openai_chat};
+	return api_call_parse(c, text, n, NULL, &why);
+}
+
+static void values_are_bounded_in_a_body_and_in_all(void **state)
+{
+	enum { PAIR = 96 + 64, MIB = 1 << 20 };
+	struct api_call held[4], more;
+	size_t n;
+	char *text = body_of(257 * MIB / PAIR, &n);
+	assert_int_not_equal(parse_body(&more, text, n), FS_OK);
+	api_call_finish(&more);
+	assert_int_equal(why.status, 413);
+	assert_string_equal(why.code, "request_too_large");
+	free(text);
+	text = body_of(250 * MIB / PAIR, &n);
+	for (size_t i = 0; i < FS_ARRAY_LEN(held); i++) { /* such a body is read, and has no messages */
+		assert_int_not_equal(parse_body(&held[i], text, n), FS_OK);
+		assert_string_equal(why.param, "messages");
+	}
+	free(text);
+	text = body_of(30 * MIB / PAIR, &n);
+	assert_int_not_equal(parse_body(&more, text, n), FS_OK);
+	api_call_finish(&more);
+	assert_int_equal(why.status, 503);
+	assert_string_equal(why.code, "busy");
+	good(&api_openai_chat, CHAT(USER, "")); /* a small one is */
+	api_call_finish(&out);
+	for (size_t i = 0; i < FS_ARRAY_LEN(held); i++)
+		api_call_finish(&held[i]);
+	assert_int_not_equal(parse_body(&more, text, n), FS_OK);
+	assert_string_equal(why.param, "messages");
+	api_call_finish(&more);
+	free(text);
+}
+
+static void strings_are_no_values(void **state)
+{
+	static const char plain[] = "{\"a\":\"{[,:\\\\\\\"{[,:\"}";
+	assert_int_equal(api_json_cost(plain, sizeof(plain) - 1), 256 + 96);
+	assert_int_equal(api_json_cost("[[],{}]", 7), 3 * 256 + 64);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+	        cmocka_unit_test(values_are_bounded_in_a_body_and_in_all),
+	        cmocka_unit_test(strings_are_no_values),
 	        cmocka_unit_test(reads_a_chat_with_tools),
 	        cmocka_unit_test(reads_the_choice_of_a_tool),
 	        cmocka_unit_test(names_what_is_wrong_in_a_chat),
