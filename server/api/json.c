@@ -113,6 +113,8 @@ int api_load_json(const char *text, size_t n, struct fs_cancel *cancel, json_t *
 	json_error_t je;
 	json_t *root = json_load_callback(next_piece, &b, JSON_ALLOW_NUL, &je);
 	int rc = root ? FS_OK : refuse(&b, &je, why);
+	if (!rc && fs_cancelled(cancel)) /* a long string is made at its end, at one go */
+		rc = FS_ECANCELLED;
 	if (!rc && !json_is_object(root))
 		rc = fs_refuse(why, 400, "invalid_request_error", "invalid_json", "",
 		        "the body must be a JSON object");

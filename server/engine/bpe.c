@@ -149,6 +149,8 @@ static int encode_piece(
 	for (i = 0; i < n; i++)
 		if ((rc = fs_merge_add(m, t->byte_sym[s[i]], (uint32_t)i)) != FS_OK)
 			return rc;
+		else if (i > 0 && fs_merge_cancelled(m, i))
+			return FS_ECANCELLED;
 	if ((rc = fs_merge_run(m, pair, t)) != FS_OK)
 		return rc;
 	for (i = 0; i < m->n_syms; i = m->syms[i].next) {
@@ -167,12 +169,14 @@ static int encode_piece(
 int fs_bpe_encode(
         const struct fs_tok *t, struct fs_tok_scratch *x, const uint8_t *s, size_t n, struct fs_ids *out)
 {
-	size_t i = 0;
+	size_t i = 0, pieces = 0;
 	int rc;
 
 	while (i < n) {
 		size_t len = fs_pre_next(t->pre, s + i, n - i);
 
+		if ((++pieces & 0xff) == 0 && fs_cancelled(x->merge.cancel))
+			return FS_ECANCELLED;
 		if ((rc = encode_piece(t, x, s + i, len, out)) != FS_OK)
 			return rc;
 		i += len;

@@ -214,10 +214,11 @@ int fs_prompt_from_ids(struct fs_engine *en, const int32_t *ids, size_t n, struc
 	return fs_prompt_build(&en->core.model.hp, ids, n, rows, n_rows, out, e);
 }
 
-/* Taking text apart costs some 50 bytes of memory a byte, and time that no token cuts short. */
-static void init_ids(const struct fs_engine *en, struct fs_ids *ids)
+/* Taking text apart costs some 50 bytes of memory a byte. */
+static void init_ids(const struct fs_engine *en, struct fs_cancel *cancel, struct fs_ids *ids)
 {
 	fs_ids_init(ids, FS_MIN((size_t)en->info.n_ctx * CHAT_MAX_CONTEXTS, (size_t)FS_PROMPT_MAX_CELLS));
+	ids->cancel = cancel;
 }
 
 static int too_long(const struct fs_engine *en, const struct fs_ids *ids, struct fs_errbuf *e)
@@ -226,8 +227,8 @@ static int too_long(const struct fs_engine *en, const struct fs_ids *ids, struct
 	        ids->max, en->info.n_ctx);
 }
 
-int fs_prompt_from_text(
-        struct fs_engine *en, const char *text, size_t len, struct fs_prompt **out, struct fs_errbuf *e)
+int fs_prompt_from_text(struct fs_engine *en, const char *text, size_t len, struct fs_cancel *cancel,
+        struct fs_prompt **out, struct fs_errbuf *e)
 {
 	const struct fs_tok *tok = en->core.tok;
 	struct fs_ids ids;
@@ -235,7 +236,7 @@ int fs_prompt_from_text(
 
 	if (tok == NULL)
 		return fs_fail(e, FS_ENOTSUP, "this engine takes token ids only");
-	init_ids(en, &ids);
+	init_ids(en, cancel, &ids);
 	if (fs_tok_info(tok)->add_bos && fs_tok_info(tok)->bos >= 0)
 		err = fs_ids_append(&ids, fs_tok_info(tok)->bos);
 	if (err == FS_OK)
@@ -284,7 +285,7 @@ static int chat_prompt(struct fs_engine *en, const struct fs_message *msgs, size
 	struct fs_ids ids;
 	int err;
 
-	init_ids(en, &ids);
+	init_ids(en, x != NULL ? x->cancel : NULL, &ids);
 	fs_buf_init(&opening, MAX_OPENING);
 	err = fs_chat_encode(en->core.chat, msgs, n, x, &ids, &opening, e);
 	if (err == FS_ELIMIT)

@@ -95,7 +95,8 @@ struct fs_chat_extras { /* all zero: as fs_prompt_from_chat */
 	const struct fs_tool *tools;
 	size_t n_tools;
 	enum fs_tool_choice choice;
-	const char *named; /* for FS_TOOLS_NAMED: the name of one of the tools */
+	const char *named;        /* for FS_TOOLS_NAMED: the name of one of the tools */
+	struct fs_cancel *cancel; /* when it fires: FS_ECANCELLED, soon; NULL = none */
 };
 struct fs_prompt;
 /* Renders the messages through the model's template, ends with the opening of the assistant's turn.
@@ -117,9 +118,9 @@ int fs_prompt_from_chat_ex(struct fs_engine *en, const struct fs_message *msgs, 
  * a rule. */
 const char *fs_prompt_opening(const struct fs_prompt *p);
 /* Plain text, BOS added when the model wants it; control tokens written in it are plain text. FS_EINVAL: no
- * text. FS_ELIMIT: as fs_prompt_from_chat. */
-int fs_prompt_from_text(
-        struct fs_engine *en, const char *text, size_t len, struct fs_prompt **out, struct fs_errbuf *e);
+ * text. FS_ELIMIT: as fs_prompt_from_chat. FS_ECANCELLED: cancel (may be NULL) fired. */
+int fs_prompt_from_text(struct fs_engine *en, const char *text, size_t len, struct fs_cancel *cancel,
+        struct fs_prompt **out, struct fs_errbuf *e);
 /* Token ids as they are; -1 marks the next of rows[] (n_rows of them; from outside: NULL and 0). FS_EINVAL:
  * an id out of the vocabulary, no ids. */
 int fs_prompt_from_ids(struct fs_engine *en, const int32_t *ids, size_t n, struct fs_rows *const *rows,

@@ -95,13 +95,17 @@ static int offer(struct fs_merge *m, uint32_t i, fs_merge_pair_fn *pair, const v
 
 int fs_merge_run(struct fs_merge *m, fs_merge_pair_fn *pair, const void *arg)
 {
-	size_t i;
+	size_t i, steps = 0;
 	int rc;
 
 	for (i = 0; i + 1 < m->n_syms; i++)
 		if ((rc = offer(m, (uint32_t)i, pair, arg)) != FS_OK)
 			return rc;
+		else if (fs_merge_cancelled(m, i))
+			return FS_ECANCELLED;
 	while (m->n_heap > 0) {
+		if (fs_merge_cancelled(m, ++steps))
+			return FS_ECANCELLED;
 		uint64_t key = pop(m);
 		uint32_t left = (uint32_t)key;
 		struct fs_sym *s = &m->syms[left], *r;

@@ -22,7 +22,8 @@ struct fs_merge {
 	struct fs_sym *syms;
 	uint64_t *heap; /* rank << 32 | index of the left symbol */
 	size_t n_syms, cap_syms, n_heap, cap_heap;
-	uint32_t n_bytes; /* of the text */
+	uint32_t n_bytes;         /* of the text */
+	struct fs_cancel *cancel; /* borrowed; NULL = none */
 };
 
 /* Whether left and right merge. end: where right ends in the text. */
@@ -32,7 +33,12 @@ typedef bool fs_merge_pair_fn(const void *arg, const struct fs_sym *left, const 
 /* Starts over with an empty list. n_bytes < 2^32 - 1. */
 void fs_merge_start(struct fs_merge *m, uint32_t n_bytes);
 int fs_merge_add(struct fs_merge *m, uint32_t id, uint32_t off);
-/* Merges; afterwards walk from index 0 along next, the end of a symbol is fs_merge_end. */
+/* Whether to look at the token, after `steps` steps of some nanoseconds each; and whether it has fired. */
+static inline bool fs_merge_cancelled(const struct fs_merge *m, size_t steps)
+{
+	return (steps & 0xffff) == 0 && fs_cancelled(m->cancel);
+}
+/* Merges; FS_ECANCELLED. Afterwards walk from index 0 along next, the end of a symbol is fs_merge_end. */
 int fs_merge_run(struct fs_merge *m, fs_merge_pair_fn *pair, const void *arg);
 void fs_merge_finish(struct fs_merge *m);
 

@@ -122,9 +122,10 @@ static int emit_bytes(const struct fs_tok *t, const uint8_t *s, size_t n, struct
 	return FS_OK;
 }
 
-static int mark_spaces(struct fs_buf *b, const uint8_t *s, size_t n, bool prefix)
+static int mark_spaces(struct fs_buf *b, const struct fs_merge *m, const uint8_t *s, size_t n, bool prefix)
 {
 	const uint8_t *end = s + n, *sp;
+	size_t steps = 0;
 	int rc;
 
 	fs_buf_clear(b);
@@ -134,6 +135,8 @@ static int mark_spaces(struct fs_buf *b, const uint8_t *s, size_t n, bool prefix
 		if ((rc = fs_buf_append(b, s, (size_t)(sp - s))) != FS_OK ||
 		        (rc = fs_buf_append(b, space_mark, SPACE_MARK_LEN)) != FS_OK)
 			return rc;
+		if (fs_merge_cancelled(m, ++steps))
+			return FS_ECANCELLED;
 		s = sp + 1;
 	}
 	return fs_buf_append(b, s, (size_t)(end - s));
@@ -141,13 +144,15 @@ static int mark_spaces(struct fs_buf *b, const uint8_t *s, size_t n, bool prefix
 
 static int add_characters(const struct fs_tok *t, struct fs_merge *m, const uint8_t *s, size_t n)
 {
-	size_t i = 0;
+	size_t i = 0, steps = 0;
 	int rc;
 
 	while (i < n) {
 		uint32_t cp, id;
 		size_t len = fs_utf8_get(s + i, n - i, &cp);
 
+		if (fs_merge_cancelled(m, ++steps))
+			return FS_ECANCELLED;
 		if (!fs_strtab_find(&t->strs, s + i, len, &id) || !fs_tok_is_textual(t, id))
 			id = FS_SYM_NONE;
 		if ((rc = fs_merge_add(m, id, (uint32_t)i)) != FS_OK)
@@ -165,7 +170,7 @@ int fs_spm_encode(const struct fs_tok *t, struct fs_tok_scratch *x, const uint8_
 	size_t i;
 	int rc;
 
-	if ((rc = mark_spaces(&x->tmp, s, n, prefix)) != FS_OK)
+	if ((rc = mark_spaces(&x->tmp, m, s, n, prefix)) != FS_OK)
 		return rc;
 	if (x->tmp.len >= UINT32_MAX)
 		return FS_ENOMEM;

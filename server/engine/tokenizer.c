@@ -8,6 +8,7 @@
 #include "server/engine/utf8.h"
 #include "server/engine/vocab.h"
 
+#define SLICE ((size_t)256 << 10)    /* bytes between two looks at the cancel token */
 #define MAX_TEXT ((size_t)256 << 20) /* bytes of one text, after U+FFFD took the place of bad bytes */
 
 void fs_ids_init(struct fs_ids *a, size_t max)
@@ -81,20 +82,37 @@ struct joined {
 	size_t n_trusts;
 };
 
-static int join(const struct fs_tok_span *spans, size_t n, struct joined *j)
+/* In slices that cut no character in two. */
+static int append_clean(struct fs_buf *b, const char *text, size_t n, struct fs_cancel *cancel)
+{
+	while (n > 0) {
+		size_t k = FS_MIN(n, SLICE);
+		int rc;
+
+		while (k < n && ((uint8_t)text[k] & 0xc0) == 0x80)
+			k++;
+		if (fs_cancelled(cancel))
+			return FS_ECANCELLED;
+		if ((rc = fs_utf8_append_clean(b, text, k)) != FS_OK)
+			return rc;
+		text += k;
+		n -= k;
+	}
+	return FS_OK;
+}
+
+static int join(const struct fs_tok_span *spans, size_t n, struct fs_cancel *cancel, struct joined *j)
 {
 	size_t i;
 	int rc;
 
-	fs_buf_init(&j->text, MAX_TEXT);
-	j->n_trusts = 0;
 	j->trusts = calloc(n ? n : 1, sizeof(*j->trusts));
 	if (j->trusts == NULL)
 		return FS_ENOMEM;
 	for (i = 0; i < n; i++) {
 		size_t start = j->text.len;
 
-		if ((rc = fs_utf8_append_clean(&j->text, spans[i].text, spans[i].len)) != FS_OK)
+		if ((rc = append_clean(&j->text, spans[i].text, spans[i].len, cancel)) != FS_OK)
 			return rc;
 		if (!spans[i].special || j->text.len == start)
 			continue;
@@ -128,12 +146,18 @@ static int encode_plain(struct plain *p, const uint8_t *s, size_t n)
 static int encode_joined(struct plain *p, const struct joined *j)
 {
 	const uint8_t *s = j->text.data;
-	size_t n = j->text.len, pos = 0, from = 0, k = 0, len = 0;
+	size_t n = j->text.len, pos = 0, from = 0, k = 0, len = 0, looked = 0;
 	int rc;
 
 	while (pos < n) {
 		size_t trusted = 0;
 		uint32_t id;
+
+		if (pos - looked >= SLICE) {
+			looked = pos;
+			if (fs_cancelled(p->out->cancel))
+				return FS_ECANCELLED;
+		}
 
 		while (k < j->n_trusts && j->trusts[k].end <= pos)
 			k++;
@@ -159,23 +183,32 @@ int fs_tok_encode_spans(const struct fs_tok *t, const struct fs_tok_span *spans,
 {
 	struct plain p = {.t = t, .out = out, .after_special = true};
 	size_t before = out->len;
-	struct joined j;
-	int rc;
+	struct joined j = {.n_trusts = 0};
+	size_t bytes = 0;
+	int rc = FS_OK;
 
+	for (size_t i = 0; i < n; i++)
+		bytes += spans[i].len;
 	fs_buf_init(&p.scratch.tmp, MAX_TEXT * 3 + 3);
-	rc = join(spans, n, &j);
-	/* A text that can not fit is refused before the work, which takes some 50 bytes of memory a byte. */
-	if (rc == FS_OK && t->all_bytes && j.text.len / t->longest > out->max - out->len)
+	fs_buf_init(&j.text, MAX_TEXT);
+	p.scratch.merge.cancel = out->cancel;
+	/* A text that can not fit is refused before the work, which takes some 50 bytes of memory a byte.
+	 * What takes the place of bad bytes is no shorter. */
+	if (t->all_bytes && bytes / t->longest > out->max - out->len)
 		rc = FS_ELIMIT;
+	if (rc == FS_OK)
+		rc = join(spans, n, out->cancel, &j);
 	if (rc == FS_OK && j.text.len > 0)
 		rc = encode_joined(&p, &j);
 	if (rc != FS_OK) {
 		out->len = before;
 		if (rc == FS_ELIMIT)
-			fs_fail(e, rc, "the text is too long: %zu bytes do not fit in %zu tokens", j.text.len,
+			fs_fail(e, rc, "the text is too long: %zu bytes do not fit in %zu tokens", bytes,
 			        out->max - before);
+		else if (rc == FS_ECANCELLED)
+			fs_fail(e, rc, "cancelled");
 		else
-			fs_fail(e, rc, "no memory to take %zu bytes of text apart", j.text.len);
+			fs_fail(e, rc, "no memory to take %zu bytes of text apart", bytes);
 	}
 	fs_merge_finish(&p.scratch.merge);
 	fs_buf_finish(&p.scratch.tmp);

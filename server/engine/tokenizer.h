@@ -25,7 +25,8 @@
 struct fs_ids {
 	int32_t *data;
 	size_t len, cap;
-	size_t max; /* len never exceeds it */
+	size_t max;               /* len never exceeds it */
+	struct fs_cancel *cancel; /* borrowed; when it fires, encoding into it gives up; NULL = none */
 };
 void fs_ids_init(struct fs_ids *a, size_t max);
 void fs_ids_finish(struct fs_ids *a);
@@ -60,8 +61,8 @@ int32_t fs_tok_find(const struct fs_tok *t, const char *text, size_t len);
 /* The stored text of a token (owned by t, NUL-terminated), NULL when out of range. */
 const char *fs_tok_text(const struct fs_tok *t, int32_t id, size_t *len);
 
-/* ---- encoding: appends to out. On failure (FS_ELIMIT: out's maximum; FS_ENOMEM) out keeps its former
- * length. ---- */
+/* ---- encoding: appends to out. On failure (FS_ELIMIT: out's maximum; FS_ECANCELLED: out's token; FS_ENOMEM)
+ * out keeps its former length. ---- */
 
 /* One text. parse_special: control tokens written in it are taken as such. Adds neither BOS nor EOS. */
 int fs_tok_encode(const struct fs_tok *t, const char *text, size_t len, bool parse_special,

@@ -191,12 +191,12 @@ static void view_fill(struct view *v, const struct fs_chat *chat, struct fs_rows
 }
 
 static int render(struct fs_service *s, const struct fs_chat *chat, struct fs_rows *const *rows,
-        struct fs_prompt **out, struct fs_errbuf *e)
+        struct fs_cancel *cancel, struct fs_prompt **out, struct fs_errbuf *e)
 {
 	if (chat->ids)
 		return fs_prompt_from_ids(s->o.engine, chat->ids, chat->n_ids, NULL, 0, out, e);
 	if (chat->text)
-		return fs_prompt_from_text(s->o.engine, chat->text, chat->text_len, out, e);
+		return fs_prompt_from_text(s->o.engine, chat->text, chat->text_len, cancel, out, e);
 	struct view v = {0};
 	int rc = view_alloc(&v, chat);
 	if (rc) {
@@ -206,7 +206,8 @@ static int render(struct fs_service *s, const struct fs_chat *chat, struct fs_ro
 		struct fs_chat_extras x = {.tools = v.tools,
 		        .n_tools = chat->n_tools,
 		        .choice = chat->choice,
-		        .named = chat->named};
+		        .named = chat->named,
+		        .cancel = cancel};
 		rc = fs_prompt_from_chat_ex(s->o.engine, v.msgs, chat->n_messages, &x, out, e);
 	}
 	view_finish(&v);
@@ -221,10 +222,12 @@ static const char *prompt_field(const struct fs_chat *chat)
 }
 
 static int make_prompt(struct fs_service *s, const struct fs_chat *chat, struct fs_rows *const *rows,
-        struct fs_prompt **out, struct fs_refusal *why)
+        struct fs_cancel *cancel, struct fs_prompt **out, struct fs_refusal *why)
 {
 	struct fs_errbuf e = {""};
-	int rc = render(s, chat, rows, out, &e);
+	int rc = fs_cancelled(cancel) ? FS_ECANCELLED : render(s, chat, rows, cancel, out, &e);
+	if (rc == FS_ECANCELLED)
+		return rc;
 	if (rc == FS_EINVAL || rc == FS_ENOTSUP)
 		return fs_refuse(why, 400, "invalid_request_error", NULL, prompt_field(chat), "%s", e.text);
 	if (rc == FS_ELIMIT)
@@ -446,7 +449,7 @@ static int prepare(struct fs_service *s, struct fs_chat *chat, struct fs_cancel 
 			cached += chat->pictures[i].cached;
 		fs_record_pictures(rec, (int32_t)chat->n_pictures, cached);
 		report_pictures(report, chat, rows);
-		rc = make_prompt(s, chat, rows, prompt, why);
+		rc = make_prompt(s, chat, rows, cancel, prompt, why);
 	}
 	for (size_t i = 0; i < chat->n_pictures; i++)
 		fs_rows_unref(rows[i]);

@@ -92,7 +92,7 @@ static void openings(void **state)
 	struct made m;
 
 	for (size_t i = 0; i < FS_ARRAY_LEN(rows); i++) {
-		const struct fs_chat_extras x = {two, rows[i].n_tools, rows[i].choice, rows[i].named};
+		const struct fs_chat_extras x = {two, rows[i].n_tools, rows[i].choice, rows[i].named, NULL};
 
 		make(&m, "chatml", &question, 1, &x);
 		assert_int_equal(m.err, FS_OK);
@@ -165,10 +165,10 @@ static void refused_tools(void **state)
 	        {{"f", NULL, "[]"}, "tools[0].parameters: it must be an object"},
 	};
 	const struct fs_chat_extras tools = {.tools = two, .n_tools = 2},
-	                            unknown = {two, 2, FS_TOOLS_NAMED, "later"},
-	                            unnamed = {two, 2, FS_TOOLS_NAMED, NULL},
-	                            none = {NULL, 0, FS_TOOLS_REQUIRED, NULL},
-	                            left_out = {two, 2, FS_TOOLS_NONE, NULL};
+	                            unknown = {two, 2, FS_TOOLS_NAMED, "later", NULL},
+	                            unnamed = {two, 2, FS_TOOLS_NAMED, NULL, NULL},
+	                            none = {NULL, 0, FS_TOOLS_REQUIRED, NULL, NULL},
+	                            left_out = {two, 2, FS_TOOLS_NONE, NULL, NULL};
 	struct made m;
 
 	for (size_t i = 0; i < FS_ARRAY_LEN(rows); i++) {

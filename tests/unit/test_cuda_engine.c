@@ -56,7 +56,7 @@ static int ask(struct fs_engine *en, struct text *out, struct fs_errbuf *e)
 	int err;
 
 	*out = (struct text){.n = 0};
-	assert_int_equal(fs_prompt_from_text(en, "How many?", 9, &p, NULL), FS_OK);
+	assert_int_equal(fs_prompt_from_text(en, "How many?", 9, NULL, &p, NULL), FS_OK);
 	err = fs_engine_generate(en, p, &params, NULL, &ev, &r, e);
 	fs_prompt_destroy(p);
 	return err;

@@ -81,7 +81,7 @@ static int ask(struct fs_engine *en, struct text *out, struct fs_errbuf *e)
 
 	out->n = 0;
 	out->s[0] = '\0';
-	assert_int_equal(fs_prompt_from_text(en, question, sizeof(question) - 1, &p, NULL), FS_OK);
+	assert_int_equal(fs_prompt_from_text(en, question, sizeof(question) - 1, NULL, &p, NULL), FS_OK);
 	err = fs_engine_generate(en, p, &params, NULL, &ev, &r, e);
 	fs_prompt_destroy(p);
 	return err;

@@ -208,7 +208,7 @@ static void plain_text(void **state)
 {
 	struct fs_prompt *p = NULL;
 
-	assert_int_equal(fs_prompt_from_text(en, "The circle", 10, &p, NULL), FS_OK);
+	assert_int_equal(fs_prompt_from_text(en, "The circle", 10, NULL, &p, NULL), FS_OK);
 	struct answer a;
 	answer(p, NULL, 0, &a);
 	expect_text_of(&a);
@@ -451,11 +451,11 @@ static void prompts_from_outside(void **state)
 	struct fs_prompt *p = NULL;
 	struct fs_errbuf e = {""};
 
-	assert_int_equal(fs_prompt_from_text(en, marks, strlen(marks), &p, &e), FS_OK);
+	assert_int_equal(fs_prompt_from_text(en, marks, strlen(marks), NULL, &p, &e), FS_OK);
 	for (int32_t i = 0; i < p->n; i++)
 		assert_false(fs_tok_is_control(tok, p->ids[i]));
 	fs_prompt_destroy(p);
-	assert_int_equal(fs_prompt_from_text(en, "", 0, &p, &e), FS_EINVAL);
+	assert_int_equal(fs_prompt_from_text(en, "", 0, NULL, &p, &e), FS_EINVAL);
 	for (size_t i = 0; i < FS_ARRAY_LEN(bad); i++) {
 		assert_int_equal(fs_prompt_from_ids(en, &bad[i], 1, NULL, 0, &p, &e), FS_EINVAL);
 		assert_non_null(strstr(e.text, "outside of the vocabulary of 320"));
@@ -481,10 +481,25 @@ static void far_too_long(void **state)
 
 	assert_int_equal(fs_prompt_from_chat(en, &m, 1, &p, &e), FS_ELIMIT);
 	assert_non_null(strstr(e.text, "more than 1024 tokens long; the context holds 256"));
-	assert_int_equal(fs_prompt_from_text(en, text, n, &p, &e), FS_ELIMIT);
+	assert_int_equal(fs_prompt_from_text(en, text, n, NULL, &p, &e), FS_ELIMIT);
 	assert_non_null(strstr(e.text, "more than 1024 tokens long; the context holds 256"));
 	assert_null(p);
 	free(text);
+}
+
+static void nobody_waits_for_a_prompt(void **state)
+{
+	const struct fs_part part = {.text = "hello", .text_len = 5};
+	const struct fs_message m = {.role = FS_ROLE_USER, .parts = &part, .n_parts = 1};
+	const struct fs_chat_extras x = {.cancel = fs_cancel_create(FS_NEVER)};
+	struct fs_prompt *p = NULL;
+	struct fs_errbuf e = {""};
+
+	fs_cancel_fire(x.cancel, FS_CANCEL_CLIENT);
+	assert_int_equal(fs_prompt_from_chat_ex(en, &m, 1, &x, &p, &e), FS_ECANCELLED);
+	assert_int_equal(fs_prompt_from_text(en, "hello", 5, x.cancel, &p, &e), FS_ECANCELLED);
+	assert_null(p);
+	fs_cancel_unref(x.cancel);
 }
 
 int main(void)
@@ -495,7 +510,7 @@ int main(void)
 	        cmocka_unit_test(log_probabilities), cmocka_unit_test(events_and_stops),
 	        cmocka_unit_test(events_refused), cmocka_unit_test(tools_in_prompts),
 	        cmocka_unit_test(failures), cmocka_unit_test(prompts_from_outside),
-	        cmocka_unit_test(far_too_long)};
+	        cmocka_unit_test(far_too_long), cmocka_unit_test(nobody_waits_for_a_prompt)};
 
 	return cmocka_run_group_tests(tests, open_model, close_model);
 }

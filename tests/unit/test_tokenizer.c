@@ -470,6 +470,48 @@ static void long_run(void **state)
 	free(text);
 }
 
+/* Gives up on the way: the token fires by its deadline, long before the text's end and after its beginning.
+ */
+static void expect_cancelled(struct fs_tok *t, const char *unit)
+{
+	size_t n = (size_t)4 << 20, len = strlen(unit);
+	char *text = malloc(n);
+	struct fs_errbuf e;
+	struct fs_ids ids;
+
+	assert_non_null(text);
+	for (size_t i = 0; i < n; i++)
+		text[i] = unit[i % len];
+	fs_ids_init(&ids, SIZE_MAX);
+	assert_int_equal(fs_tok_encode(t, "ab", 2, false, &ids, NULL), FS_OK);
+	size_t before = ids.len;
+	ids.cancel = fs_cancel_create(fs_deadline_ms(20));
+	assert_int_equal(fs_tok_encode(t, text, n, false, &ids, &e), FS_ECANCELLED);
+	assert_int_equal(ids.len, before);
+	fs_cancel_unref(ids.cancel);
+	ids.cancel = NULL;
+	assert_int_equal(fs_tok_encode(t, text, 1000, false, &ids, &e), FS_OK);
+	fs_ids_finish(&ids);
+	free(text);
+}
+
+static void gives_up_when_cancelled(void **state)
+{
+	struct tok_spec bpe = {.pre = "qwen2",
+	        .tokens = {"aa", "aaaa", "aaaaaaaa"},
+	        .merges = {"a a", "aa aa", "aaaa aaaa"}};
+	struct tok_spec s = spm_spec;
+	struct fs_tok *t = tm_tokenizer(&bpe);
+
+	expect_cancelled(t, "a");  /* one piece */
+	expect_cancelled(t, " b"); /* many */
+	fs_tok_destroy(t);
+	t = tm_tokenizer(&s);
+	expect_cancelled(t, "ab");
+	expect_cancelled(t, " ");
+	fs_tok_destroy(t);
+}
+
 /* ---- broken files ---- */
 
 static void expect_refused(struct gguf_make *m, int err, const char *text)
@@ -581,6 +623,7 @@ int main(void)
 	        cmocka_unit_test(stream_steps),
 	        cmocka_unit_test(too_long),
 	        cmocka_unit_test(long_run),
+	        cmocka_unit_test(gives_up_when_cancelled),
 	        cmocka_unit_test(broken_files),
 	        cmocka_unit_test(odd_files),
 	};
