@@ -303,7 +303,9 @@ static int bind_http(struct server *s, const struct fs_config *c, struct fs_errb
 	        .read_timeout_ms = c->read_timeout_s * 1000,
 	        .peer_timeout_ms = c->peer_timeout_s * 1000,
 	        .error_body = fs_api_error_body};
-	return fs_http_create(&o, &s->http, e);
+	int rc = fs_http_create(&o, &s->http, e);
+	s->api.http = s->http;
+	return rc;
 }
 
 static int start(struct server *s, const struct fs_config *c, struct fs_errbuf *e)

@@ -34,6 +34,7 @@ struct fs_api {
 	int64_t created;               /* wall clock seconds, of /v1/models */
 	struct fs_gen_params sampling; /* what a request does not say */
 	struct fs_streams *streams;    /* NULL: no answer outlives its client */
+	const struct fs_http *http;    /* NULL: nothing is told of what it answers by itself */
 	struct fs_api_settings settings;
 };
 

@@ -129,6 +129,19 @@ static void requests(struct fs_buf *b, const struct fs_books_totals *t)
 	        t->pictures_cached);
 }
 
+static void turned_away(struct fs_buf *b, const struct fs_http *http)
+{
+	struct fs_http_turned_away away[FS_HTTP_MAX_STATUSES];
+	size_t n = http ? fs_http_turned_away(http, away) : 0;
+	if (n > 0)
+		family(b, "farsight_turned_away_total", "counter",
+		        "Requests that were refused before they were read whole, and those for no known "
+		        "path.");
+	for (size_t i = 0; i < n; i++)
+		fs_buf_printf(b, "farsight_turned_away_total{status=\"%d\"} %llu\n", away[i].status,
+		        (unsigned long long)away[i].n);
+}
+
 static void turn(struct fs_buf *b, struct fs_service *s)
 {
 	struct fs_turn_state t;
@@ -369,6 +382,7 @@ int api_metrics_page(const struct fs_api *api, struct fs_buf *b)
 	simple(b, "farsight_start_time_seconds", "gauge", "When the server started, in seconds since 1970.",
 	        (double)t.since_wall / 1e3);
 	requests(b, &t);
+	turned_away(b, api->http);
 	turn(b, api->service);
 	engine(b, fs_service_opts(api->service)->engine);
 	histograms(b, &t);

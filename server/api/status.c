@@ -146,6 +146,20 @@ static json_t *totals_json(const struct fs_books_totals *t)
 	        "pictures_cached", (json_int_t)t->pictures_cached);
 }
 
+/* What http answered with an error by itself: {"401": 3}. */
+static json_t *turned_away_json(const struct fs_http *http)
+{
+	struct fs_http_turned_away away[FS_HTTP_MAX_STATUSES];
+	size_t n = http ? fs_http_turned_away(http, away) : 0;
+	json_t *o = json_object();
+	for (size_t i = 0; i < n; i++) {
+		char status[16];
+		snprintf(status, sizeof(status), "%d", away[i].status);
+		json_object_set_new(o, status, json_integer((json_int_t)away[i].n));
+	}
+	return o;
+}
+
 /* Pictures' rows; NULL without vision. */
 static json_t *cache_json(struct fs_flights *f)
 {
@@ -207,11 +221,12 @@ void fs_api_status(void *arg, struct fs_http_request *r)
 		api->settings.tell(api->settings.arg, &st);
 		settings = api_settings(&st);
 	}
-	api_reply_json(r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o?, s:o, s:o, s:o?}", "busy", n > 0, "turn",
-	                          turn_json(api->service, live, n), "requests", rows, "vision",
+	api_reply_json(r, json_pack("{s:b, s:o, s:o, s:o, s:o?, s:o?, s:o, s:o, s:o, s:o?}", "busy", n > 0,
+	                          "turn", turn_json(api->service, live, n), "requests", rows, "vision",
 	                          api_vision(o->vision, true), "cache", cache_json(flights), "streams",
 	                          streams_json(api->streams), "engine", engine_json(api, o->engine), "totals",
-	                          totals_json(&totals), "config", settings));
+	                          totals_json(&totals), "turned_away", turned_away_json(api->http), "config",
+	                          settings));
 	free(live);
 }
 

@@ -73,6 +73,14 @@ void fs_http_stop_accepting(struct fs_http *h);
 void fs_http_cancel_all(struct fs_http *h, enum fs_cancel_cause cause);
 /* Requests between arrival and their end. */
 size_t fs_http_live(const struct fs_http *h);
+/* Requests that were answered here, with an error, instead of by a handler: how many of which status, those
+ * of which there were any. Any thread. */
+#define FS_HTTP_MAX_STATUSES 16
+struct fs_http_turned_away {
+	int status;
+	uint64_t n;
+};
+size_t fs_http_turned_away(const struct fs_http *h, struct fs_http_turned_away out[FS_HTTP_MAX_STATUSES]);
 /* Ends the loop, when the last answers have left or after a second; every request must have been ended before
  * and its references dropped. Stops listening first. */
 void fs_http_destroy(struct fs_http *h);

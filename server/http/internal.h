@@ -58,6 +58,7 @@ struct fs_http {
 	struct event *exit_timer; /* [loop]; last answers get this long to leave */
 	bool exiting;             /* [loop] */
 	atomic_size_t bodies;     /* bytes of request bodies in memory */
+	atomic_ullong turned_away[FS_HTTP_MAX_STATUSES]; /* see route.c */
 
 	int port, wake_fd;
 	pthread_t thread;

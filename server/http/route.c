@@ -39,6 +39,27 @@ static void make_ascii(char *s)
 			*s = '?';
 }
 
+static const int statuses[] = {400, 401, 403, 404, 405, 408, 413, 417, 431, 500, 501, 503, 505};
+_Static_assert(FS_ARRAY_LEN(statuses) <= FS_HTTP_MAX_STATUSES, "a counter each");
+
+static void count(struct fs_http *h, int status)
+{
+	for (size_t i = 0; i < FS_ARRAY_LEN(statuses); i++)
+		if (statuses[i] == status)
+			atomic_fetch_add(&h->turned_away[i], 1);
+}
+
+size_t fs_http_turned_away(const struct fs_http *h, struct fs_http_turned_away out[FS_HTTP_MAX_STATUSES])
+{
+	size_t n = 0;
+	for (size_t i = 0; i < FS_ARRAY_LEN(statuses); i++) {
+		uint64_t times = atomic_load(&h->turned_away[i]);
+		if (times > 0)
+			out[n++] = (struct fs_http_turned_away){statuses[i], times};
+	}
+	return n;
+}
+
 static void answer_error(
         struct fs_http *h, struct evhttp_request *req, const char *path, const struct http_refusal *why)
 {
@@ -47,6 +68,7 @@ static void answer_error(
 	fs_buf_init(&body, 16 * 1024);
 	memcpy(message, why->message, sizeof(message));
 	make_ascii(message);
+	count(h, why->status);
 	int rc = FS_ENOTSUP;
 	if (h->o.error_body)
 		rc = h->o.error_body(path ? path : "", why->status, why->type, why->code, message, &body);

@@ -76,6 +76,16 @@ def test_a_row_for_every_end(slow_host, servers):
                                 "cancel": 1, "refused": 1} and totals["finish"]["length"] + totals["finish"]["stop"] == 2
 
 
+def test_what_is_turned_away_is_counted_and_in_no_row(servers):
+    server = servers(max_body_mb=1)
+    for method, path, data, want in [("POST", CHAT, b"x" * (2 << 20), 413), ("GET", "/nothing", b"", 404), ("GET", CHAT, b"", 405)]:
+        assert server.raw(method, path, data)[0] == want
+    assert server.raw("GET", "/health", headers={"Expect": "the moon"})[0] == 417
+    assert server.status()["turned_away"] == {"413": 1, "404": 1, "405": 1, "417": 1}
+    assert metrics(server)["farsight_turned_away_total", "413"] == 1
+    assert server.history() == [] and server.status()["totals"]["requests"] == 0
+
+
 def test_limits_of_the_history(servers):
     server = servers()
     assert server.request("/v1/history") == (200, {"object": "list", "data": []})

@@ -138,6 +138,13 @@ static void malformed_requests_get_json(void **state)
 	is_refused("POST /echo HTTP/1.1\r\n" H "Origin: null\r\nContent-Length: 5\r\n\r\n", "403",
 	        "origin_not_allowed");
 	the_next_request_works();
+	static const struct fs_http_turned_away want[] = {{400, 10}, {403, 2}, {417, 1}, {501, 1}, {505, 1}};
+	struct fs_http_turned_away away[FS_HTTP_MAX_STATUSES];
+	assert_int_equal(fs_http_turned_away(server, away), FS_ARRAY_LEN(want));
+	for (size_t i = 0; i < FS_ARRAY_LEN(want); i++) {
+		assert_int_equal(away[i].status, want[i].status);
+		assert_int_equal(away[i].n, want[i].n);
+	}
 	stop();
 }
 
