@@ -48,6 +48,12 @@ void api_call_send(struct api_call *c, const char *event, json_t *o)
 
 /* ---- the answer as it comes ---- */
 
+static void on_prepared(void *arg)
+{
+	struct api_call *c = arg;
+	fs_http_drop_body(c->r);
+}
+
 static void on_start(void *arg)
 {
 	struct api_call *c = arg;
@@ -222,6 +228,7 @@ static void log_end(const struct api_call *c, const char *end, const struct fs_c
 static void answer(struct api_call *c)
 {
 	struct fs_chat_sink sink = {.arg = c,
+	        .prepared = on_prepared,
 	        .start = on_start,
 	        .progress = on_progress,
 	        .text = on_text,

@@ -31,7 +31,15 @@ struct fs_cancel *fs_http_cancel(struct fs_http_request *r)
 const char *fs_http_body(const struct fs_http_request *r, size_t *len)
 {
 	*len = r->body_len;
-	return r->body;
+	return r->body ? r->body : "";
+}
+
+void fs_http_drop_body(struct fs_http_request *r)
+{
+	atomic_fetch_sub(&r->h->bodies, r->body_len);
+	free(r->body);
+	r->body = NULL;
+	r->body_len = 0;
 }
 
 int64_t fs_http_arrived(const struct fs_http_request *r)

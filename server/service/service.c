@@ -96,6 +96,16 @@ int fs_refuse(struct fs_refusal *r, int status, const char *type, const char *co
 	return FS_EINVAL;
 }
 
+/* Up to tens of MiB, which would wait for the engine and for the end of the answer. */
+static void drop_bytes(struct fs_chat *c)
+{
+	for (size_t i = 0; i < c->n_pictures; i++) {
+		free(c->pictures[i].bytes);
+		c->pictures[i].bytes = NULL;
+		c->pictures[i].n = 0;
+	}
+}
+
 static void finish_message(struct fs_chat_message *m)
 {
 	for (size_t j = 0; j < m->n_parts; j++)
@@ -112,8 +122,8 @@ void fs_chat_finish(struct fs_chat *c)
 {
 	for (size_t i = 0; i < c->n_messages; i++)
 		finish_message(&c->messages[i]);
+	drop_bytes(c);
 	for (size_t i = 0; i < c->n_pictures; i++) {
-		free(c->pictures[i].bytes);
 		free(c->pictures[i].url);
 		free(c->pictures[i].path);
 	}
@@ -467,6 +477,9 @@ int fs_service_chat(struct fs_service *s, struct fs_chat *chat, struct fs_cancel
 	int rc = engine_gone(s, why);
 	if (!rc)
 		rc = prepare(s, chat, cancel, rec, report, &prompt, why);
+	drop_bytes(chat);
+	if (!rc && sink->prepared)
+		sink->prepared(sink->arg);
 	if (!rc)
 		rc = generate(s, prompt, chat, cancel, &g, why);
 	fs_tool_parser_destroy(g.tools);

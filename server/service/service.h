@@ -123,11 +123,12 @@ struct fs_chat_report {              /* where the time went */
 	struct fs_picture_report pictures[FS_MAX_PICTURE_REPORTS]; /* the first ones */
 	size_t n_pictures;
 };
-/* What comes of a chat on its way. Any may be NULL. start comes on the worker, the others on the engine's
- * thread and, at the end, on the worker; never two at once. */
+/* What comes of a chat on its way. Any may be NULL. prepared and start come on the worker, the others on the
+ * engine's thread and, at the end, on the worker; never two at once. */
 struct fs_chat_sink {
 	void *arg;
-	void (*start)(void *arg); /* the request is good and its turn has come */
+	void (*prepared)(void *arg); /* the prompt is made: nothing else of the request's content is needed */
+	void (*start)(void *arg);    /* the request is good and its turn has come */
 	void (*progress)(void *arg, int32_t done, int32_t total, int32_t reused); /* of the prompt */
 	void (*text)(void *arg, const char *utf8, size_t n);
 	void (*call)(void *arg, const char *name, const char *arguments); /* a call of a tool */
@@ -136,7 +137,7 @@ struct fs_chat_sink {
 /*
  * Carries a chat to its end on the calling worker and tells rec (may be NULL) its phases. FS_OK: *report is
  * filled; its finish may be cancel. Negative: *why is filled, unless it is FS_ECANCELLED (nobody waits for an
- * answer then, or the deadline passed: fs_cancel_cause tells). Pictures with a URL get their bytes.
+ * answer then, or the deadline passed: fs_cancel_cause tells). Pictures' bytes are gone afterwards.
  */
 int fs_service_chat(struct fs_service *s, struct fs_chat *chat, struct fs_cancel *cancel,
         struct fs_record *rec, const struct fs_chat_sink *sink, struct fs_chat_report *report,

@@ -76,6 +76,20 @@ def test_a_row_for_every_end(slow_host, servers):
                                 "cancel": 1, "refused": 1} and totals["finish"]["length"] + totals["finish"]["stop"] == 2
 
 
+def test_a_body_makes_room_once_its_prompt_is_made(slow_host, servers):
+    """While the engine answers one, another picture comes in; both together are more than bodies may take."""
+    server = servers(slow_host, context=65536, max_body_mb=1, max_bodies_mb=1).wait_for_eyes()
+    large = lambda salt: with_picture("", max_tokens=60000, ignore_eos=True, messages=[lab.user("?", lab.png_with(PICTURE, "", salt * 600_000))])
+    first = server.send(CHAT, large("a"))
+    wait_for(lambda: server.phases() == ["decode"], "the answer")
+    second = server.send(CHAT, large("b"))
+    wait_for(lambda: server.phases() == ["decode", "queue"], "the second request")
+    first.close()
+    second.close()
+    wait_for(lambda: not server.live(), "the end of both")
+    assert server.status()["turned_away"] == {}
+
+
 def test_what_is_turned_away_is_counted_and_in_no_row(servers):
     server = servers(max_body_mb=1)
     for method, path, data, want in [("POST", CHAT, b"x" * (2 << 20), 413), ("GET", "/nothing", b"", 404), ("GET", CHAT, b"", 405)]:
