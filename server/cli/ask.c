@@ -241,8 +241,8 @@ static int read_options(struct ask *a, int argc, char **argv, struct fs_errbuf *
 			break;
 		case 't':
 			a->temperature = strtod(optarg, &end);
-			if (!*optarg || *end || !(a->temperature >= 0 && a->temperature <= 10))
-				rc = fs_fail(e, FS_EINVAL, "--temperature wants a number from 0 to 10");
+			if (!*optarg || *end || !(a->temperature >= 0 && a->temperature <= 2))
+				rc = fs_fail(e, FS_EINVAL, "--temperature wants a number from 0 to 2");
 			break;
 		case 'T':
 			rc = cli_number("--timeout", optarg, 1, 86400, &a->timeout_s, e);

@@ -62,7 +62,7 @@ def test_usage(farsight):
 
 @pytest.mark.parametrize("args, said", [
     (["asc"], 'did you mean "ask"'), (["xyzzy"], "no command"),
-    (["ask"], "question is missing"), (["ask", "--max-tokens", "0", "x"], "--max-tokens"), (["ask", "--temperature", "hot", "x"], "--temperature"),
+    (["ask"], "question is missing"), (["ask", "--max-tokens", "0", "x"], "--max-tokens"), (["ask", "--temperature", "hot", "x"], "--temperature"), (["ask", "--temperature", "3", "x"], "from 0 to 2"),
     (["encode"], "one picture"), (["encode", "a", "b"], "one picture"), (["encode", "--host", "a", "--mmproj", "b", "c"], "choose"),
     (["stub", "a"], "stub takes"), (["status", "x"], "status takes no"),
 ])
