@@ -67,8 +67,9 @@ static int refuse_encode(
 	}
 }
 
-static int join_all(
-        const struct fs_service_opts *o, struct fs_chat *chat, struct fs_seat **seats, struct fs_refusal *why)
+/* Hashing and copying a picture takes tens of milliseconds, and there may be many. */
+static int join_all(const struct fs_service_opts *o, struct fs_chat *chat, struct fs_seat **seats,
+        struct fs_cancel *cancel, struct fs_refusal *why)
 {
 	char identity[FS_VISION_IDENTITY];
 	fs_vision_identity(o->vision, identity);
@@ -77,6 +78,8 @@ static int join_all(
 		struct fs_flight_picture fp = {
 		        .bytes = p->bytes, .n = p->n, .params = {.max_tokens = p->max_tokens}};
 		struct fs_errbuf e = {""};
+		if (fs_cancelled(cancel))
+			return FS_ECANCELLED;
 		if (make_key(identity, &fp))
 			return fs_refuse(why, 500, "server_error", NULL, "", "internal error");
 		int rc = fs_flight_join(o->flights, &fp, &seats[i], &e);
@@ -137,7 +140,7 @@ int fs_pictures_encode(const struct fs_service_opts *o, struct fs_chat *chat, st
 	struct fs_seat **seats = calloc(n, sizeof(struct fs_seat *));
 	if (!seats)
 		return fs_refuse(why, 500, "server_error", NULL, "", "out of memory");
-	rc = join_all(o, chat, seats, why);
+	rc = join_all(o, chat, seats, cancel, why);
 	if (!rc)
 		rc = wait_all(o, chat, seats, cancel, rows, why);
 	if (rc && fs_cancelled(cancel)) /* whichever was noticed first, it is the cause */

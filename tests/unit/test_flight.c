@@ -11,6 +11,7 @@
 #include "tests/unit/local_rig.h"
 
 #include "server/service/flight.h"
+#include "server/service/pictures.h"
 
 static struct fs_errbuf e;
 
@@ -334,6 +335,33 @@ static void coming_and_going_at_random(void **state)
 	finish(&h);
 }
 
+static void who_has_left_has_nothing_encoded(void **state)
+{
+	static uint8_t png[] = {0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a, 0x00, 0x00, 0x00, 0x0d, 0x49,
+	        0x48, 0x44, 0x52, 0x00, 0x00, 0x00, 0x08, 0x00, 0x00, 0x00, 0x08, 0x08, 0x02, 0x00, 0x00,
+	        0x00, 0x4b, 0x6d, 0x29, 0xdc, 0x00, 0x00, 0x00, 0x11, 0x49, 0x44, 0x41, 0x54, 0x78, 0xda,
+	        0x63, 0xf8, 0xcf, 0xc0, 0x80, 0x15, 0x31, 0x0c, 0x2d, 0x09, 0x00, 0x28, 0xff, 0x3f, 0xc1,
+	        0xce, 0x77, 0xc8, 0x4f, 0x00, 0x00, 0x00, 0x00, 0x49, 0x45, 0x4e, 0x44, 0xae, 0x42, 0x60,
+	        0x82};
+	struct hangar h;
+	struct fs_rows *rows[2] = {NULL, NULL};
+	struct fs_picture same[2] = {{.bytes = png, .n = sizeof(png)}, {.bytes = png, .n = sizeof(png)}};
+	struct fs_chat chat = {.pictures = same, .n_pictures = 2};
+	struct fs_refusal why;
+	prepare(&h, 1 << 20);
+	struct fs_service_opts o = {.vision = h.r.v, .flights = h.f, .picture = {.max_bytes = 1 << 20}};
+	struct fs_cancel *cancel = fs_cancel_create(FS_NEVER);
+	fs_cancel_fire(cancel, FS_CANCEL_CLIENT);
+	assert_int_equal(fs_pictures_encode(&o, &chat, cancel, rows, &why), FS_ECANCELLED);
+	assert_int_equal(stats(&h).encodes, 0);
+	assert_int_equal(fs_pictures_encode(&o, &chat, NULL, rows, &why), FS_OK);
+	assert_int_equal(stats(&h).encodes, 1);
+	fs_rows_unref(rows[0]);
+	fs_rows_unref(rows[1]);
+	fs_cancel_unref(cancel);
+	finish(&h);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -347,6 +375,7 @@ int main(void)
 	        cmocka_unit_test(a_hit_never_waits_behind_an_encode),
 	        cmocka_unit_test(without_a_cache_only_the_flight_is_shared),
 	        cmocka_unit_test(coming_and_going_at_random),
+	        cmocka_unit_test(who_has_left_has_nothing_encoded),
 	};
 	signal(SIGPIPE, SIG_IGN);
 	fs_log_set_level(FS_LOG_ERROR);
