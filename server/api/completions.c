@@ -107,6 +107,7 @@ int api_openai_parse_completion(struct api_call *c, const json_t *root, struct f
 		rc = api_get_timeout(&rd, root, &c->timeout_s);
 	if (!rc)
 		rc = api_get_stops(&rd, root, "stop");
+	api_openai_bound_logprobs(c);
 	return rc ? rc : get_prompt(&rd, root);
 }
 

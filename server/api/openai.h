@@ -37,6 +37,9 @@ int api_openai_get_tools(struct api_reader *rd, const json_t *root, bool wrapped
 /* One call of an earlier answer, with members name and arguments (JSON text of an object, or ""). */
 int api_openai_add_call(struct api_reader *rd, struct fs_chat_message *m, const json_t *o, const char *where);
 
+/* At the end of reading: an answer in one piece has no more tokens than probabilities can be kept for. */
+void api_openai_bound_logprobs(struct api_call *c);
+
 /* ---- shaping ---- */
 
 /* "stop", "length", "tool_calls". */

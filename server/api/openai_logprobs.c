@@ -32,6 +32,14 @@ static bool too_many(struct api_call *c, size_t tokens, const struct fs_token_ev
 	return full;
 }
 
+void api_openai_bound_logprobs(struct api_call *c)
+{
+	struct fs_gen_params *g = &c->chat.gen;
+	int32_t most = (int32_t)(MAX_PROBS / ((size_t)g->n_top_logprobs + 1));
+	if (!c->stream && g->logprobs && (g->max_tokens == 0 || g->max_tokens > most))
+		g->max_tokens = most;
+}
+
 /* ---- chat ---- */
 
 static json_t *prob(const struct fs_token_prob *p)

@@ -193,5 +193,6 @@ int api_openai_parse_chat(struct api_call *c, const json_t *root, struct fs_refu
 		rc = api_openai_get_tools(&rd, root, true, &own->one_call);
 	if (!rc)
 		rc = get_messages(&rd, root);
+	api_openai_bound_logprobs(c);
 	return rc ? rc : api_check_tools(&rd);
 }

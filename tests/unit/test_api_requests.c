@@ -228,6 +228,26 @@ static void names_what_is_wrong_in_a_completion(void **state)
 }
 
 /* As llama.cpp's clients say it; also where the API's own default is a small number. */
+/* Past them there would be nothing to answer with but an error, after all that work. */
+static void probabilities_bound_an_answer_in_one_piece(void **state)
+{
+	static const struct {
+		const struct api_dialect *d;
+		const char *json;
+		int32_t most;
+	} cases[] = {{&api_openai_chat, CHAT(USER, ",\"logprobs\":true,\"top_logprobs\":20"), 6241},
+	        {&api_openai_chat, CHAT(USER, ",\"logprobs\":true,\"max_tokens\":200000"), 131072},
+	        {&api_openai_chat, CHAT(USER, ",\"logprobs\":true,\"max_tokens\":7"), 7},
+	        {&api_openai_chat, CHAT(USER, ",\"logprobs\":true,\"top_logprobs\":20,\"stream\":true"), 0},
+	        {&api_openai_chat, CHAT(USER, ""), 0},
+	        {&api_openai_completions, "{\"prompt\":\"a\",\"logprobs\":20,\"max_tokens\":-1}", 6241},
+	        {&api_openai_completions, "{\"prompt\":\"a\",\"logprobs\":20}", 16}};
+	for (size_t i = 0; i < FS_ARRAY_LEN(cases); i++) {
+		assert_int_equal(good(cases[i].d, cases[i].json)->gen.max_tokens, cases[i].most);
+		api_call_finish(&out);
+	}
+}
+
 static void minus_one_token_is_what_fits(void **state)
 {
 	static const struct {
@@ -497,6 +517,7 @@ int main(void)
 	        cmocka_unit_test(names_what_is_wrong_in_a_chat),
 	        cmocka_unit_test(reads_a_completion),
 	        cmocka_unit_test(names_what_is_wrong_in_a_completion),
+	        cmocka_unit_test(probabilities_bound_an_answer_in_one_piece),
 	        cmocka_unit_test(minus_one_token_is_what_fits),
 	        cmocka_unit_test(reads_a_response),
 	        cmocka_unit_test(reads_a_conversation_of_items),
