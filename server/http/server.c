@@ -4,6 +4,7 @@
 #include <event2/buffer.h>
 #include <event2/listener.h>
 #include <errno.h>
+#include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -178,6 +179,15 @@ static void retry_accept(evutil_socket_t fd, short what, void *arg)
 		evconnlistener_enable(evhttp_bound_socket_get_listener(h->bound));
 }
 
+static bool names_address(const char *host)
+{
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+	bool yes = getaddrinfo(host, NULL, &hints, &found) == 0;
+	if (yes)
+		freeaddrinfo(found);
+	return yes;
+}
+
 static int bind_socket(struct fs_http *h, struct fs_errbuf *e)
 {
 	char buf[256];
@@ -187,10 +197,9 @@ static int bind_socket(struct fs_http *h, struct fs_errbuf *e)
 		rc = http_access_init(&h->access, &h->o, host, e);
 	if (rc)
 		return rc;
-	errno = 0;
-	h->bound = evhttp_bind_socket_with_handle(h->ev, host, (uint16_t)port);
-	if (!h->bound && errno == 0) /* the resolver tells by no errno */
+	if (!names_address(host)) /* libevent would leave an errno that says nothing */
 		return fs_fail(e, FS_EIO, "can not listen on %s: there is no such address", h->o.listen);
+	h->bound = evhttp_bind_socket_with_handle(h->ev, host, (uint16_t)port);
 	if (!h->bound)
 		return fs_fail_errno(e, FS_EIO, "can not listen on %s", h->o.listen);
 	evconnlistener_set_error_cb(evhttp_bound_socket_get_listener(h->bound), accept_failed);

@@ -128,7 +128,7 @@ static void a_thought_or_a_call(void **state)
 	struct made m;
 
 	for (size_t i = 0; i < FS_ARRAY_LEN(rows); i++) {
-		const struct fs_chat_extras x = {two, 2, rows[i].choice, NULL};
+		const struct fs_chat_extras x = {.tools = two, .n_tools = 2, .choice = rows[i].choice};
 
 		make_of(&m, rows[i].tmpl, NULL, &question, 1, &x);
 		assert_int_equal(m.err, FS_OK);
