@@ -58,6 +58,13 @@ struct fs_ssh {
 	struct fs_keystream *keystream;
 };
 
+/* 1.11.1 warns of the older name. */
+#if LIBSSH2_VERSION_NUM >= 0x010b01
+#define set_callback(ls, kind, f) libssh2_session_callback_set2(ls, kind, (libssh2_cb_generic *)(f))
+#else
+#define set_callback(ls, kind, f) libssh2_session_callback_set(ls, kind, (void *)(f))
+#endif
+
 struct fs_start {
 	const struct fs_ssh_conf *conf;
 	struct fs_patience patience;
@@ -264,7 +271,7 @@ static int greet(
 	if (!rc && !(s->ls = fs_heap_session(&s->heap)))
 		rc = fs_fail(e, FS_ENOMEM, "out of memory");
 	if (!rc) {
-		libssh2_session_callback_set(s->ls, LIBSSH2_CALLBACK_RECV, (void *)receive);
+		set_callback(s->ls, LIBSSH2_CALLBACK_RECV, receive);
 		libssh2_session_set_blocking(s->ls, 0);
 		rc = set_methods(s, k, e);
 	}
