@@ -7,7 +7,6 @@
 #include "server/ssh/heap.h"
 #include "server/ssh/internal.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +15,6 @@
 
 struct auth {
 	LIBSSH2_SESSION *ls;
-	int fd;
 	const struct fs_ssh_conf *conf;
 	const struct fs_patience *patience;
 	struct fs_agent agent;
@@ -47,10 +45,7 @@ static bool library_has_rsa_sha2(void)
 /* After an EAGAIN of libssh2. */
 static int wait_session(struct auth *a, struct fs_errbuf *e)
 {
-	int dir = libssh2_session_block_directions(a->ls);
-	short events = (short)((dir & LIBSSH2_SESSION_BLOCK_OUTBOUND ? POLLOUT : 0) |
-	                       (dir & LIBSSH2_SESSION_BLOCK_INBOUND || !dir ? POLLIN : 0));
-	int rc = fs_patience_poll(a->patience, a->fd, events);
+	int rc = fs_ssh_step(a->ls, a->patience);
 	if (rc == FS_ETIMEOUT)
 		return fs_fail(e, rc, "%s did not answer during authentication", a->conf->target.hostname);
 	return rc ? fs_fail(e, rc, "cancelled") : FS_OK;
@@ -253,14 +248,13 @@ static int explain(const struct auth *a, struct fs_errbuf *e)
 	        t->user, t->hostname, a->refused, *a->skipped ? "; not offered: " : "", a->skipped);
 }
 
-int fs_ssh_auth(LIBSSH2_SESSION *ls, int fd, const struct fs_ssh_conf *c, const struct fs_patience *p,
-        struct fs_errbuf *e)
+int fs_ssh_auth(
+        LIBSSH2_SESSION *ls, const struct fs_ssh_conf *c, const struct fs_patience *p, struct fs_errbuf *e)
 {
 	struct auth *a = calloc(1, sizeof(*a));
 	if (!a)
 		return fs_fail(e, FS_ENOMEM, "out of memory");
 	a->ls = ls;
-	a->fd = fd;
 	a->conf = c;
 	a->patience = p;
 	open_agent(a);

@@ -119,6 +119,10 @@ void fs_agent_keys_free(struct fs_agent_key *keys, size_t n);
 int fs_agent_sign(struct fs_agent *a, const uint8_t *blob, size_t blob_n, const uint8_t *data, size_t data_n,
         uint8_t **sig, size_t *sig_n, struct fs_errbuf *e);
 
+/* ---- session.c, for auth.c: waits until a step that met EAGAIN can go on; as fs_patience_poll ---- */
+
+int fs_ssh_step(LIBSSH2_SESSION *ls, const struct fs_patience *p);
+
 /* ---- session.c, for run.c: one command after another ---- */
 
 int fs_ssh_exec(struct fs_ssh *s, const char *command, const struct fs_patience *p, struct fs_errbuf *e);
@@ -132,8 +136,8 @@ int fs_ssh_host_key_of(const struct fs_ssh_conf *c, const uint8_t *blob, size_t 
 
 /* ---- auth.c ---- */
 
-int fs_ssh_auth(LIBSSH2_SESSION *ls, int fd, const struct fs_ssh_conf *c, const struct fs_patience *p,
-        struct fs_errbuf *e);
+int fs_ssh_auth(
+        LIBSSH2_SESSION *ls, const struct fs_ssh_conf *c, const struct fs_patience *p, struct fs_errbuf *e);
 
 /* ---- net.c ---- */
 

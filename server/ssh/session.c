@@ -1,8 +1,8 @@
 /*
  * One libssh2 session with one exec channel, as a non-blocking byte stream. Owned by one thread. What libssh2
- * demands is kept here: a packet that was sent in part is finished before anything else happens on the
- * session, directions are polled as it asks, and the socket is shut down before it is freed. libssh2's
- * keepalive is never used: it can not notice a dead peer.
+ * demands is kept here: no packet is sent in part, since nothing else could happen on the session before the
+ * rest of it, not even reading; and the socket is shut down before it is freed. libssh2's keepalive is never
+ * used: it can not notice a dead peer.
  */
 #include "server/ssh/heap.h"
 #include "server/ssh/internal.h"
@@ -20,11 +20,12 @@
 
 #define WINDOW (2u << 20) /* what the host may send ahead; measured best on libssh2 1.10 */
 #define PACKET 32768u
-#define READ_MAX ((size_t)64 << 10)  /* bytes of one read: what the window must hold beyond LOW_WINDOW */
-#define LOW_WINDOW (WINDOW / 4 * 3)  /* libssh2 widens a window that is less than this and the read */
-#define WIDEN_BY (WINDOW / 2)        /* so that one step is always enough */
-#define ALLOWANCE ((size_t)64 << 10) /* what one read takes off the socket */
-#define EXIT_WAIT_MS 250             /* for the exit status that follows the end of the output */
+#define READ_MAX ((size_t)64 << 10)    /* bytes of one read: what the window must hold beyond LOW_WINDOW */
+#define LOW_WINDOW (WINDOW / 4 * 3)    /* libssh2 widens a window that is less than this and the read */
+#define WIDEN_BY (WINDOW / 2)          /* so that one step is always enough */
+#define ALLOWANCE ((size_t)64 << 10)   /* what one read takes off the socket */
+#define UNSENT_MAX ((size_t)256 << 10) /* a packet, and what libssh2 answers by itself meanwhile */
+#define EXIT_WAIT_MS 250               /* for the exit status that follows the end of the output */
 
 /* What libssh2 does fastest first: it decrypts block by block, which is cheap for AES-128-CTR alone
  * (keystream.h) and costs GCM (known from 1.11 on) half as much again as CTR with its MAC. The same both
@@ -48,11 +49,10 @@ struct fs_ssh {
 	char label[400];           /* user@host:port */
 	char command[256];         /* its beginning, for messages */
 	const char *whole_command; /* the caller's; while a channel is opened */
-	bool write_owes;           /* a packet of ours is half sent: only fs_ssh_write may go on */
-	bool read_owes;            /* a window adjustment is half sent: only reads may go on */
 	bool maybe_more;           /* data may lie in libssh2's queue that poll does not see */
 	bool no_stderr;            /* of what has been received, there is none unread */
 	size_t allowance;          /* bytes that libssh2 may take from the socket for now */
+	struct fs_buf unsent;      /* what libssh2 has sent and the socket has not taken */
 	const void *pinned;        /* of the write that is to be repeated; NULL = none */
 	/* where keys are agreed on, ciphers are begun in it; NULL = none */
 	struct fs_keystream *keystream;
@@ -98,13 +98,51 @@ static LIBSSH2_RECV_FUNC(receive)
 	return r;
 }
 
+/* Hands over what the socket did not take before. 0, or a negative errno when it is broken. */
+static int flush(struct fs_ssh *s)
+{
+	while (s->unsent.len) {
+		ssize_t n = send(s->fd, s->unsent.data, s->unsent.len, MSG_NOSIGNAL);
+		if (n < 0)
+			return errno == EAGAIN || errno == EINTR ? 0 : -errno;
+		fs_buf_consume(&s->unsent, (size_t)n);
+	}
+	return 0;
+}
+
+/* What libssh2 sends with: a packet is taken whole or not at all. The part that the socket does not take
+ * waits here. */
+static LIBSSH2_SEND_FUNC(transmit)
+{
+	struct fs_ssh *s = ((struct fs_heap *)*abstract)->owner;
+	ssize_t n = flush(s);
+	if (n == 0 && !s->unsent.len && (n = send(socket, buffer, length, flags)) < 0)
+		n = errno == EAGAIN || errno == EINTR ? 0 : -errno;
+	if (n < 0 || (size_t)n == length)
+		return n;
+	if (fs_buf_append(&s->unsent, (const char *)buffer + n, length - (size_t)n))
+		return -ENOBUFS; /* a host that asks for answers and does not take them */
+	return (ssize_t)length;
+}
+
+/* What poll is asked for: all that libssh2 waits for is input, once it has sent. */
+static short events_of(const struct fs_ssh *s)
+{
+	return s->unsent.len ? POLLIN | POLLOUT : POLLIN;
+}
+
+int fs_ssh_step(LIBSSH2_SESSION *ls, const struct fs_patience *p)
+{
+	struct fs_ssh *s = ((struct fs_heap *)*libssh2_session_abstract(ls))->owner;
+	int rc = fs_patience_poll(p, s->fd, events_of(s));
+	flush(s); /* a socket that is broken fails the step that is repeated */
+	return rc;
+}
+
 /* After an EAGAIN while connecting. */
 static int wait_step(struct fs_ssh *s, const struct fs_start *st, const char *step, struct fs_errbuf *e)
 {
-	int dir = libssh2_session_block_directions(s->ls);
-	short events = (short)((dir & LIBSSH2_SESSION_BLOCK_OUTBOUND ? POLLOUT : 0) |
-	                       (dir & LIBSSH2_SESSION_BLOCK_INBOUND || !dir ? POLLIN : 0));
-	int rc = fs_patience_poll(&st->patience, s->fd, events);
+	int rc = fs_ssh_step(s->ls, &st->patience);
 	if (rc == FS_ETIMEOUT)
 		return fs_fail(e, rc, "%s did not answer in time (%s)", s->label, step);
 	return rc ? fs_fail(e, rc, "cancelled") : FS_OK;
@@ -272,6 +310,7 @@ static int greet(
 		rc = fs_fail(e, FS_ENOMEM, "out of memory");
 	if (!rc) {
 		set_callback(s->ls, LIBSSH2_CALLBACK_RECV, receive);
+		set_callback(s->ls, LIBSSH2_CALLBACK_SEND, transmit);
 		libssh2_session_set_blocking(s->ls, 0);
 		rc = set_methods(s, k, e);
 	}
@@ -285,7 +324,7 @@ static int start(struct fs_ssh *s, const struct fs_start *st, struct fs_errbuf *
 	if (!rc)
 		rc = check_host_key(s, st, k, e);
 	fs_kh_free(k);
-	return rc ? rc : fs_ssh_auth(s->ls, s->fd, st->conf, &st->patience, e);
+	return rc ? rc : fs_ssh_auth(s->ls, st->conf, &st->patience, e);
 }
 
 static int create(
@@ -302,6 +341,7 @@ static int create(
 	const struct fs_ssh_target *t = &conf->target;
 	s->fd = -1;
 	s->heap.owner = s;
+	fs_buf_init(&s->unsent, UNSENT_MAX);
 	snprintf(s->label, sizeof(s->label), "%s@%s:%d", t->user, t->hostname, t->port);
 	s->maybe_more = true;
 	s->allowance = SIZE_MAX;
@@ -373,7 +413,6 @@ int fs_ssh_exec(struct fs_ssh *s, const char *command, const struct fs_patience 
 {
 	struct fs_start st = {NULL, *p};
 	FS_ASSERT(!s->ch);
-	s->write_owes = s->read_owes = false;
 	s->pinned = NULL;
 	s->maybe_more = true;
 	return run_command(s, command, 60, &st, e); /* a script, as a rule */
@@ -452,6 +491,7 @@ void fs_ssh_close(struct fs_ssh *s)
 		fs_keystream_destroy(s->keystream);
 	if (s->fd >= 0)
 		close(s->fd);
+	fs_buf_finish(&s->unsent);
 	fs_heap_clear(&s->heap);
 	free(s);
 }
@@ -487,11 +527,6 @@ static int ended(struct fs_ssh *s, struct fs_errbuf *e)
 	return FS_EUNAVAILABLE;
 }
 
-static bool owes_output(struct fs_ssh *s)
-{
-	return libssh2_session_block_directions(s->ls) & LIBSSH2_SESSION_BLOCK_OUTBOUND;
-}
-
 /*
  * Reads after the window was widened. libssh2 1.10 would do that itself, but when it can not send
  * the adjustment at once, as in every renegotiation of keys, it books the size of the repeated read and sends
@@ -502,6 +537,7 @@ static ssize_t read_stream(struct fs_ssh *s, int stream, void *buf, size_t n)
 {
 	ssize_t r = 0;
 	n = FS_MIN(n, READ_MAX);
+	flush(s);
 	OSSL_LIB_CTX *before = fs_keystream_enter(s->keystream); /* new keys may be agreed on */
 	if (libssh2_channel_window_read(s->ch) < LOW_WINDOW + READ_MAX)
 		r = libssh2_channel_receive_window_adjust2(s->ch, WIDEN_BY, 1, NULL);
@@ -515,16 +551,14 @@ static ssize_t read_stream(struct fs_ssh *s, int stream, void *buf, size_t n)
 
 ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e)
 {
-	if (s->write_owes || n == 0)
+	if (n == 0)
 		return 0;
 	ssize_t r = read_stream(s, 0, buf, n);
-	s->read_owes = false;
 	if (r > 0) {
 		s->maybe_more = true;
 		return r;
 	}
 	if (r == LIBSSH2_ERROR_EAGAIN) {
-		s->read_owes = owes_output(s);
 		s->maybe_more = false; /* what is left lies in the socket, for poll to see */
 		return 0;
 	}
@@ -540,32 +574,28 @@ ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e)
 
 ssize_t fs_ssh_read_stderr(struct fs_ssh *s, void *buf, size_t n)
 {
-	if (s->write_owes || s->read_owes || n == 0)
+	if (n == 0)
 		return 0;
 	ssize_t r = read_stream(s, SSH_EXTENDED_DATA_STDERR, buf, n);
 	s->maybe_more = true; /* it may have queued output, which poll will not tell */
-	if (r == LIBSSH2_ERROR_EAGAIN) {
-		s->read_owes = owes_output(s);
+	if (r == LIBSSH2_ERROR_EAGAIN)
 		s->no_stderr = true;
-	}
 	return r > 0 ? r : 0;
 }
 
 ssize_t fs_ssh_write(struct fs_ssh *s, const void *buf, size_t n, struct fs_errbuf *e)
 {
 	FS_ASSERT(!s->pinned || s->pinned == buf);
-	if (s->read_owes || n == 0)
+	if (n == 0 || (flush(s) == 0 && s->unsent.len))
 		return 0;
 	OSSL_LIB_CTX *before = fs_keystream_enter(s->keystream);
 	ssize_t r = libssh2_channel_write_ex(s->ch, 0, buf, n);
 	fs_keystream_leave(before);
 	s->maybe_more = true; /* it reads what has arrived into its queue */
-	s->write_owes = false;
 	s->pinned = NULL;
 	if (r > 0)
 		return r;
 	if (r == 0 || r == LIBSSH2_ERROR_EAGAIN) {
-		s->write_owes = r != 0 && owes_output(s);
 		s->pinned = buf;
 		return 0;
 	}
@@ -577,26 +607,21 @@ ssize_t fs_ssh_write(struct fs_ssh *s, const void *buf, size_t n, struct fs_errb
 size_t fs_ssh_unsent(const struct fs_ssh *s)
 {
 	int n = 0;
-	return ioctl(s->fd, SIOCOUTQ, &n) == 0 && n > 0 ? (size_t)n : 0;
+	return s->unsent.len + (ioctl(s->fd, SIOCOUTQ, &n) == 0 && n > 0 ? (size_t)n : 0);
 }
 
 int fs_ssh_wait(struct fs_ssh *s, bool want_write, int wake_fd, int64_t deadline)
 {
-	if (s->maybe_more && !s->write_owes)
+	if (s->maybe_more)
 		return FS_OK;
 	/* Error text that a read of the output has queued: poll does not see it. The question is answered
 	 * with yes for whatever else a host queues, too. */
-	if (!s->write_owes && !s->read_owes && !s->no_stderr && libssh2_poll_channel_read(s->ch, 1))
+	if (!s->no_stderr && libssh2_poll_channel_read(s->ch, 1))
 		return FS_OK;
-	short events = POLLIN;
-	if (s->write_owes)
-		events = POLLOUT;
-	else if (s->read_owes)
-		events = POLLIN | POLLOUT;
-	else if (want_write &&
-	         !s->pinned) /* pinned here means that the host's window is full: its adjustment is input */
+	/* pinned means that the host's window is full, or keys are agreed on: what comes next is input */
+	if (want_write && !s->pinned && !s->unsent.len)
 		return FS_OK;
-	struct pollfd pf[2] = {{.fd = s->fd, .events = events}, {.fd = wake_fd, .events = POLLIN}};
+	struct pollfd pf[2] = {{.fd = s->fd, .events = events_of(s)}, {.fd = wake_fd, .events = POLLIN}};
 	int n = poll(pf, 2, fs_poll_ms(deadline));
 	return n < 0 && errno != EINTR ? FS_EIO : FS_OK;
 }

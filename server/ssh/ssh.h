@@ -57,7 +57,8 @@ ssize_t fs_ssh_read(struct fs_ssh *s, void *buf, size_t n, struct fs_errbuf *e);
 /* Bytes the command wrote to stderr; same results, never an error at its end. */
 ssize_t fs_ssh_read_stderr(struct fs_ssh *s, void *buf, size_t n);
 /* > 0 bytes taken; 0 = nothing now. After 0 (or a short count) the next call must pass the same bytes again
- * from where it stopped, at the same address: libssh2 remembers them. No other call may come between. */
+ * from where it stopped, at the same address: libssh2 remembers them. Reads may come between, and go on while
+ * the socket takes nothing. */
 ssize_t fs_ssh_write(struct fs_ssh *s, const void *buf, size_t n, struct fs_errbuf *e);
 /* Bytes that the peer's kernel has not acknowledged yet: falling means that the route and the other kernel
  * live. */
