@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define CANCEL_ANSWER_MS 1000 /* an extended encoder answers CANCEL within 100 ms */
-#define EXIT_MS 1000          /* from the end of its output to its own */
+#define EXIT_MS 1000          /* from the end of its output or input to its own */
 #define KILLED_MS 100
 #define BACKOFF_MAX_S 60
 #define HURRY_MS 1000
@@ -314,10 +314,16 @@ static void flush(struct fs_encproc *p)
 		ssize_t n = write(p->child.in, p->out.data, p->out.len);
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n <= 0)
-			return; /* EAGAIN: POLLOUT follows; EPIPE: its exit follows, or the deadline */
-		fs_buf_consume(&p->out, (size_t)n);
+		if (n < 0 && errno == EAGAIN)
+			return; /* POLLOUT follows */
+		if (n > 0)
+			fs_buf_consume(&p->out, (size_t)n);
+		else
+			close_fd(&p->child.in); /* or its error would wake us again and again */
 	}
+	/* It takes no more: as a rule its exit follows, see expire(). */
+	if (p->child.in < 0)
+		p->deadline = FS_MIN(p->deadline, fs_deadline_ms(EXIT_MS));
 }
 
 int fs_encproc_encode(struct fs_encproc *p, const struct fs_order *order, struct fs_errbuf *e)
@@ -505,8 +511,8 @@ static void expire(struct fs_encproc *p)
 	}
 	if (now < p->deadline)
 		return;
-	if (p->child.pid > 0 && p->child.out < 0 && p->state != FS_ENC_ENDING) {
-		fail(p, FS_EUNAVAILABLE, "the encoder closed its output");
+	if (p->child.pid > 0 && (p->child.out < 0 || p->child.in < 0) && p->state != FS_ENC_ENDING) {
+		fail(p, FS_EUNAVAILABLE, "the encoder closed its %s", p->child.out < 0 ? "output" : "input");
 		return;
 	}
 	switch (p->state) {

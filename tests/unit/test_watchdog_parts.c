@@ -305,6 +305,13 @@ static void turn_until(struct fs_encproc *p, enum fs_encproc_state wanted)
 	}
 }
 
+static int orders_over;
+
+static void count_order(void *arg, int err, const struct fs_reply *reply, const char *text)
+{
+	orders_over++;
+}
+
 static void long_good_service_is_remembered(void **state)
 {
 	char program[512];
@@ -329,6 +336,43 @@ static void long_good_service_is_remembered(void **state)
 		assert_non_null(strstr(p.cause, "signal 9 (killed from outside"));
 		fs_encproc_finish(&p);
 	}
+}
+
+/* It lives, and reads nothing more: an order is not waited for until its time is up, nor asked for again and
+ * again. */
+static void an_encoder_that_takes_no_orders_is_ended(void **state)
+{
+	char program[128];
+	struct fs_order order = {.kind = FS_ORDER_ENC, .in = "picture", .out = "rows"};
+	struct fs_encproc p;
+	struct fs_errbuf e;
+	snprintf(program, sizeof(program), "%s/deaf", folder);
+	write_text(program, "#!/bin/sh\nexec 0<&-\necho READY 8\nexec sleep 30\n");
+	assert_int_equal(chmod(program, 0700), 0);
+	struct fs_encproc_opts o = {.program = program,
+	        .mmproj = "m",
+	        .stop_grace_ms = 100,
+	        .ready_timeout_s = 30,
+	        .encode_timeout_s = 30};
+	orders_over = 0;
+	fs_encproc_init(&p, &o, count_order, NULL);
+	fs_encproc_want(&p, true);
+	turn_until(&p, FS_ENC_READY);
+	assert_int_equal(fs_encproc_encode(&p, &order, &e), FS_OK);
+	int turns = 0;
+	for (int64_t limit = fs_deadline_ms(10000); p.state == FS_ENC_BUSY && fs_now() < limit; turns++) {
+		struct pollfd fds[FS_ENCPROC_FDS];
+		int64_t until = limit;
+		fs_encproc_prepare(&p, fds, &until);
+		poll(fds, FS_ENCPROC_FDS, fs_poll_ms(until));
+		fs_encproc_dispatch(&p, fds);
+	}
+	assert_int_equal(p.state, FS_ENC_ENDING);
+	assert_true(turns < 20);
+	assert_int_equal(orders_over, 1);
+	assert_string_equal(p.cause, "the encoder closed its input");
+	fs_encproc_finish(&p);
+	unlink(program);
 }
 
 /* Other options end a process that rests, and the next one has them; a process whose start fails meanwhile is
@@ -376,7 +420,9 @@ int main(void)
 	        cmocka_unit_test(what_makes_another_encoder),
 	        cmocka_unit_test(failure_long_ago_is_forgiven_when_somebody_comes),
 	        cmocka_unit_test(long_good_service_is_remembered),
+	        cmocka_unit_test(an_encoder_that_takes_no_orders_is_ended),
 	        cmocka_unit_test(other_options_are_taken_by_the_next_process),
 	};
+	signal(SIGPIPE, SIG_IGN); /* as the watchdog does */
 	return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
