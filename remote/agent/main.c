@@ -40,15 +40,9 @@ static void peer_address(char out[80])
 
 static void send_error(int err, const char *text)
 {
-	uint8_t payload[4 + sizeof(((struct fs_errbuf *)0)->text)];
 	struct fs_buf b;
-	size_t n = strlen(text);
-	uint32_t code = (uint32_t)-err;
-	for (int i = 0; i < 4; i++)
-		payload[i] = (uint8_t)(code >> (8 * i));
-	memcpy(payload + 4, text, n);
 	fs_buf_init(&b, 4096);
-	if (fs_frame_append(&b, FS_FRAME_ERR, 0, payload, 4 + n) == FS_OK) {
+	if (fs_frame_append_err(&b, 0, err, text) == FS_OK) {
 		struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
 		if (poll(&p, 1, ERR_WRITE_MS) > 0 && write(STDOUT_FILENO, b.data, b.len) < 0)
 			fprintf(stderr, "farsight-agent: the channel is closed\n");

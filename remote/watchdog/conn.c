@@ -167,25 +167,30 @@ void fs_conn_refuse(struct fs_conn *c, int err, const char *text)
 	fs_conn_close(c);
 }
 
+static bool may_send(const struct fs_conn *c)
+{
+	return c->phase < FS_CONN_CLOSING && !c->overflow;
+}
+
+/* rc: of the frame that was to be queued. */
+static void note_queued(struct fs_conn *c, int rc)
+{
+	if (!rc)
+		return;
+	fs_warn("connection: the server does not read; ended");
+	c->overflow = true; /* lost in the next round: callers may be walking its requests */
+}
+
 void fs_conn_send(struct fs_conn *c, uint8_t type, uint32_t id, const void *payload, size_t n)
 {
-	if (c->phase >= FS_CONN_CLOSING || c->overflow)
-		return;
-	if (fs_frame_append(&c->ctrl, type, id, payload, n)) {
-		fs_warn("connection: the server does not read; ended");
-		c->overflow = true; /* lost in the next round: callers may be walking its requests */
-	}
+	if (may_send(c))
+		note_queued(c, fs_frame_append(&c->ctrl, type, id, payload, n));
 }
 
 void fs_conn_send_err(struct fs_conn *c, uint32_t id, int err, const char *text)
 {
-	uint8_t payload[4 + sizeof(((struct fs_errbuf *)0)->text)];
-	size_t n = FS_MIN(strlen(text), sizeof(payload) - 4);
-	uint32_t code = (uint32_t)-err;
-	for (int i = 0; i < 4; i++)
-		payload[i] = (uint8_t)(code >> (8 * i));
-	memcpy(payload + 4, text, n);
-	fs_conn_send(c, FS_FRAME_ERR, id, payload, 4 + n);
+	if (may_send(c))
+		note_queued(c, fs_frame_append_err(&c->ctrl, id, err, text));
 }
 
 /* ---- out ---- */

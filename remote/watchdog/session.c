@@ -96,11 +96,6 @@ static int take_hello(struct fs_conn *c, const struct fs_frame *f, struct fs_err
 	int rc = fs_hello_parse(f->payload, f->len, &h, e);
 	if (rc)
 		return fs_fail_prefix(e, rc, "HELLO");
-	if (h.version != FS_PROTOCOL_VERSION)
-		return fs_fail(e, FS_ENOTSUP,
-		        "this vision host speaks protocol version %d, the server %d; install both from one "
-		        "release",
-		        FS_PROTOCOL_VERSION, h.version);
 	rc = fs_lease_open(&c->wd->leases, &h, c->peer, &c->lease, e);
 	if (rc)
 		return rc;

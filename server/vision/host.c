@@ -130,11 +130,6 @@ static int on_hello(struct fs_host *h, struct fs_link *l, const struct fs_frame 
 	int rc = fs_hello_parse(f->payload, f->len, &hello, e);
 	if (rc)
 		return fs_fail_prefix(e, rc, "its HELLO can not be read");
-	if (hello.version != FS_PROTOCOL_VERSION)
-		return fs_fail(e, FS_EUNAVAILABLE,
-		        "%s there speaks protocol version %d, this server %d: install the same version on "
-		        "both",
-		        *hello.program ? hello.program : "the agent", hello.version, FS_PROTOCOL_VERSION);
 	l->hello_seen = true;
 	pthread_mutex_lock(&h->v->lock);
 	h->facts = hello;
@@ -219,20 +214,18 @@ static void fail_job_locked(struct fs_vision_job *j, int err, const char *text)
 
 static int on_err(struct fs_host *h, const struct fs_frame *f, struct fs_errbuf *e)
 {
-	if (f->len < 4)
-		return fs_fail(e, FS_EFORMAT, "its ERR frame is too short");
-	const uint8_t *p = f->payload;
-	uint32_t code = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 	struct fs_errbuf text;
-	fs_fail(&text, 0, "%.*s", (int)FS_MIN(f->len - 4, 400u), (const char *)p + 4);
+	int err, rc = fs_err_payload_get(f->payload, f->len, &err, &text, e);
+	if (rc)
+		return rc;
 	if (!*text.text)
-		fs_fail(&text, 0, "it tells no reason (error %u)", code);
+		fs_fail(&text, 0, "it tells no reason (error %d)", -err);
 	if (f->id == 0)
 		return fs_fail(e, FS_EUNAVAILABLE, "%s", text.text);
 	pthread_mutex_lock(&h->v->lock);
 	struct fs_vision_job *j = job_locked(h, f->id);
 	if (j)
-		fail_job_locked(j, code <= 64 ? -(int)code : FS_EINTERNAL, text.text);
+		fail_job_locked(j, err, text.text);
 	fs_vision_review_locked(h->v);
 	pthread_mutex_unlock(&h->v->lock);
 	return FS_OK;

@@ -317,7 +317,7 @@ static void wrong_models_are_refused_by_name(void **state)
 	fs_vision_destroy(r.v);
 
 	rig_up(&r, "--version 2");
-	bad_encode(&r, FS_EUNAVAILABLE, "protocol version 2");
+	bad_encode(&r, FS_EUNAVAILABLE, "protocol version 2; this program (farsight");
 	fs_vision_destroy(r.v);
 }
 
