@@ -112,9 +112,10 @@ static int try_agent_key(struct auth *a, size_t i, struct fs_errbuf *e)
 	if (*a->sign_error.text) { /* the agent failed, not the server */
 		note(a->skipped, sizeof(a->skipped), a->sign_error.text);
 		const struct fs_patience *p = a->patience;
-		return (p->cancelled && p->cancelled(p->arg)) || fs_now() >= p->deadline
-		               ? fs_fail(e, FS_ETIMEOUT, "%s", a->sign_error.text)
-		               : FS_ENOTFOUND;
+		if (p->cancelled && p->cancelled(p->arg))
+			return fs_fail(e, FS_ECANCELLED, "%s", a->sign_error.text);
+		return fs_now() >= p->deadline ? fs_fail(e, FS_ETIMEOUT, "%s", a->sign_error.text)
+		                               : FS_ENOTFOUND;
 	}
 	return verdict(a, rc, name, e);
 }

@@ -1,6 +1,6 @@
 /* The ssh channel against a real sshd: bytes both ways, every refusal with its reason, cancel and deadline
  * while connecting. */
-#include "server/ssh/ssh.h"
+#include "server/ssh/internal.h"
 #include "tests/unit/sshd.h"
 
 #include <setjmp.h>
@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 /* libssh2 1.10 loses two of OpenSSL's numbers with each ECDSA key that it signs with; its frames show only in
@@ -551,6 +552,65 @@ static void cancel_ends_a_connect(void **state)
 	close(f.wake);
 }
 
+/* An agent that holds the key, and asks its user before it signs: the request is the second one. */
+struct asking_agent {
+	struct firing firing;
+	uint8_t *blob;
+	size_t n;
+};
+
+static void *ask_the_user(void *arg)
+{
+	struct asking_agent *a = arg;
+	uint8_t request[5], answer[512] = {0, 0, 0, 0, 12, 0, 0, 0, 1};
+	size_t n = 9;
+	int fd = accept(a->firing.listener, NULL, NULL);
+	assert_int_equal(recv(fd, request, sizeof(request), MSG_WAITALL), sizeof(request));
+	answer[n + 3] = (uint8_t)a->n;
+	memcpy(answer + n + 4, a->blob, a->n);
+	n += 4 + a->n + 4; /* its comment is empty */
+	answer[3] = (uint8_t)(n - 4);
+	assert_int_equal(send(fd, answer, n, MSG_NOSIGNAL), n);
+	assert_int_equal(recv(fd, request, sizeof(request), MSG_WAITALL), sizeof(request));
+	atomic_store(&a->firing.flag, true);
+	fs_wake(a->firing.wake);
+	return (void *)(intptr_t)fd;
+}
+
+static void cancel_ends_the_wait_for_an_agent(void **state)
+{
+	struct asking_agent a = {.firing.wake = fs_wake_open()};
+	struct sockaddr_un un = {.sun_family = AF_UNIX};
+	char config[256], text[512], *line = test_read_file(sshd.authorized_keys);
+	char *key = strchr(line, ' ') + 1;
+	a.blob = fs_ssh_base64(key, strcspn(key, " \n"), &a.n);
+	assert_true(a.blob && a.n < 200);
+	a.firing.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	snprintf(un.sun_path, sizeof(un.sun_path), "%s/asks", sshd.dir);
+	assert_int_equal(bind(a.firing.listener, (struct sockaddr *)&un, sizeof(un)), 0);
+	assert_int_equal(listen(a.firing.listener, 1), 0);
+	snprintf(config, sizeof(config), "%s/asks_config", sshd.dir);
+	snprintf(text, sizeof(text), "IdentityAgent %s\nIdentityFile none\n", un.sun_path);
+	test_write_file(config, text, 0600);
+	struct fs_ssh_opts o = opts_for(&sshd, "true");
+	o.config_file = config;
+	o.identity = NULL;
+	struct fs_ssh *s = NULL;
+	struct fs_errbuf e;
+	pthread_t t;
+	void *fd;
+	assert_int_equal(fs_thread_start(&t, "agent", ask_the_user, &a, &e), FS_OK);
+	int rc =
+	        fs_ssh_connect(&o, fs_deadline_ms(20000), a.firing.wake, flag_is_set, &a.firing.flag, &s, &e);
+	assert_int_equal(rc, FS_ECANCELLED);
+	pthread_join(t, &fd);
+	close((int)(intptr_t)fd);
+	close(a.firing.listener);
+	close(a.firing.wake);
+	free(a.blob);
+	free(line);
+}
+
 static void silent_server_meets_the_deadline(void **state)
 {
 	int port, fd = mute_listener(&port);
@@ -653,6 +713,7 @@ int main(void)
 	        cmocka_unit_test(silent_agent_meets_the_deadline),
 	        cmocka_unit_test(rsa_keys_are_explained_or_work),
 	        cmocka_unit_test(cancel_ends_a_connect),
+	        cmocka_unit_test(cancel_ends_the_wait_for_an_agent),
 	        cmocka_unit_test(silent_server_meets_the_deadline),
 	        cmocka_unit_test(dead_addresses_are_named),
 	        cmocka_unit_test(hosts_without_common_ciphers_are_explained),
