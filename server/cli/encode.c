@@ -121,7 +121,10 @@ static int one_picture(struct fs_vision *v, const struct encode *a, const struct
 		rc = fs_vision_wait(job, rows, e);
 		fs_vision_job_destroy(job);
 	}
-	return rc && fs_cancel_cause(stop->token) == FS_CANCEL_DEADLINE ? say_late(v, a, e) : rc;
+	/* The host has the same deadline, and may be the first to notice it. */
+	bool late = fs_cancel_cause(stop->token) == FS_CANCEL_DEADLINE ||
+	            (rc == FS_ETIMEOUT && fs_now() > fs_cancel_deadline(stop->token) - FS_SEC);
+	return rc && late ? say_late(v, a, e) : rc;
 }
 
 static int report(const struct encode *a, const struct fs_rows *r, struct fs_errbuf *e)
