@@ -7,11 +7,12 @@ import re
 import signal
 import urllib.request
 
-import anthropic
 import pytest
 
 import lab
 from lab import TOP
+
+anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
 
 PICTURES = TOP / "tests/data/pictures"
 CASES = TOP / "tests/data/cases"

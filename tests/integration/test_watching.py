@@ -3,7 +3,6 @@ import concurrent.futures
 import urllib.request
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import lab
 from lab import wait_for
@@ -27,10 +26,11 @@ def with_picture(words="", **more):
 
 def metrics(server):
     """{(name, label values…): value}, read by Prometheus' own parser."""
+    parser = pytest.importorskip("prometheus_client.parser", reason="the prometheus_client package is not installed")
     with urllib.request.urlopen(server.url + "/metrics", timeout=lab.LIMIT_S) as f:
         assert f.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         text = f.read().decode()
-    families = list(text_string_to_metric_families(text))
+    families = list(parser.text_string_to_metric_families(text))
     assert all(f.documentation and f.type in ("counter", "gauge", "histogram") for f in families)
     return {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
 
