@@ -22,6 +22,7 @@ import lab
 
 CLI = lab.BUILD / "server/cli/farsight"
 BUILD_LIMIT_S = 1800  # only a build that hangs takes so long
+LIMIT_S = 5 * lab.LIMIT_S  # of a command, which takes many steps
 
 
 class Box:
@@ -65,6 +66,7 @@ class Box:
         return self
 
     def listens(self):
+        assert self.process.poll() is None, (self.tmp / "sshd.log").read_text()
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
             return True
         return False
@@ -77,7 +79,7 @@ class Box:
             self.process.terminate()
             self.process.wait(lab.LIMIT_S)
 
-    def run(self, *args, limit=lab.LIMIT_S):
+    def run(self, *args, limit=LIMIT_S):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SSH_", "FARSIGHT_"))}
         done = subprocess.run([CLI, "host", *args], env={**env, "HOME": str(self.main)}, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
@@ -85,7 +87,7 @@ class Box:
         lab.check_log(self.tmp / "cli.log")
         return done.returncode, done.stdout
 
-    def add(self, *args, name="box", limit=lab.LIMIT_S):
+    def add(self, *args, name="box", limit=LIMIT_S):
         return self.run("add", name, "--config", str(self.config), *args, limit=limit)
 
     def added(self):
@@ -665,8 +667,7 @@ def test_remove_leaves_nothing(box):
     assert not list((box.tmp / "run").iterdir())
     assert json.loads(box.config.read_text()) == config
     assert not (box.main / ".config/farsight/id_farsight").exists()
-    pids = subprocess.run(["pgrep", "-f", str(box.home)], capture_output=True, text=True).stdout.split()
-    assert not pids, pids
+    lab.wait_for(lambda: not subprocess.run(["pgrep", "-f", str(box.home)], capture_output=True, text=True).stdout, "the end of all that ran there")
     status, said = box.run("remove", "box", "--config", str(box.config), "--here")
     assert status == 0 and "does not name" in said, said
 
@@ -806,14 +807,14 @@ class Terminal:
         return True
 
     def until(self, word):
-        lab.wait_for(lambda: self.read() and word in self.said, word)
+        lab.wait_for(lambda: self.read() and word in self.said, word, LIMIT_S)
         self.said = self.said.split(word, 1)[1]
 
     def type(self, text):
         os.write(self.fd, text)
 
     def end(self):
-        lab.wait_for(lambda: not self.read(), "the end")
+        lab.wait_for(lambda: not self.read(), "the end", LIMIT_S)
         os.close(self.fd)
         return self.process.wait(lab.LIMIT_S)
 
