@@ -5,7 +5,7 @@ static void times(void **state)
 {
 	struct fs_fetch_opts o = opts();
 	size_t n;
-	o.timeout_ms = 200;
+	o.timeout_ms = 1500; /* in which a loaded machine reaches the server */
 	struct fs_fetch *f = create(o);
 	assert_int_equal(get(f, url_of("public.test", "/drip"), &n), FS_ETIMEOUT);
 	assert_string_equal(e.text, NOT_FETCHED);
@@ -21,7 +21,7 @@ static void times(void **state)
 	fs_fetch_destroy(f);
 
 	o = opts();
-	o.connect_timeout_ms = 100;
+	o.connect_timeout_ms = 1500;
 	f = create(o);
 	atomic_store(&names_stay, true);
 	assert_int_equal(get(f, url_of("slow.test", "/pic?10"), &n), FS_ETIMEOUT);
@@ -29,7 +29,7 @@ static void times(void **state)
 	/* connected is connected: it counts no further */
 	struct fs_fetch_job *j = submit(f, url_of("public.test", "/gate?10"), NULL);
 	wait_for(web_waiting, 1);
-	poll(NULL, 0, 200);
+	poll(NULL, 0, 1600);
 	web_open_gate(web);
 	assert_int_equal(wait_size(j, &n), FS_OK);
 	atomic_store(&names_stay, false);
@@ -39,13 +39,13 @@ static void times(void **state)
 static void deadline_of_the_token(void **state)
 {
 	struct fs_fetch *f = create(opts());
-	struct fs_cancel *c = fs_cancel_create(fs_deadline_ms(100));
+	struct fs_cancel *c = fs_cancel_create(fs_deadline_ms(1500)); /* the server is reached before */
 	size_t n;
 	assert_int_equal(wait_size(submit(f, url_of("public.test", "/silent"), c), &n), FS_ECANCELLED);
 	assert_int_equal(fs_cancel_cause(c), FS_CANCEL_DEADLINE);
 	fs_cancel_unref(c);
 	/* nobody waits, and it ends all the same */
-	c = fs_cancel_create(fs_deadline_ms(100));
+	c = fs_cancel_create(fs_deadline_ms(1500));
 	struct fs_fetch_job *j = submit(f, url_of("public.test", "/silent"), c);
 	wait_for(web_left, 2);
 	fs_fetch_job_destroy(j);
@@ -113,7 +113,7 @@ static void cancelling(void **state)
 	fs_fetch_destroy(f);
 }
 
-/* libcurl looks at its transfers now and then by itself; 40 times that would be longer. */
+/* libcurl looks at its transfers once a second by itself; 40 times that would be longer. */
 static void cancelling_is_quick(void **state)
 {
 	struct fs_fetch *f = create(opts());
@@ -122,7 +122,7 @@ static void cancelling_is_quick(void **state)
 		cancelled_when(f, url_of("public.test", "/silent"), web_waiting, 1);
 		wait_for(web_left, i);
 	}
-	assert_true(fs_now() - start < 5 * FS_SEC);
+	assert_true(fs_now() - start < 20 * FS_SEC);
 	fs_fetch_destroy(f);
 }
 
@@ -188,7 +188,8 @@ static void too_many(void **state)
 	for (size_t i = 0; i < FS_FETCH_MAX_JOBS; i++)
 		fs_fetch_job_destroy(jobs[i]);
 	int rc = FS_EUNAVAILABLE; /* until the thread has let go of them */
-	for (int i = 0; i < 5000 && rc == FS_EUNAVAILABLE; i++, poll(NULL, 0, 2))
+	for (int64_t until = fs_deadline_ms(LONG_MS); rc == FS_EUNAVAILABLE && fs_now() < until;
+	        poll(NULL, 0, 2))
 		rc = fs_fetch_submit(f, url_of("public.test", "/pic?1"), NULL, &one, &e);
 	assert_int_equal(rc, FS_OK);
 	assert_int_equal(wait_size(one, &n), FS_OK);
