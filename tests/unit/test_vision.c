@@ -163,10 +163,10 @@ static void encode_timeout_is_its_own_error(void **state)
 {
 	struct rig r;
 	prepare(&r, "--hang");
-	r.o.encode_timeout_ms = 1000;
+	r.o.encode_timeout_ms = 3000;
 	start(&r);
 	wait_state(&r, 0, FS_HOST_UP);
-	bad_encode(&r, FS_ETIMEOUT, "was not encoded within 1 s");
+	bad_encode(&r, FS_ETIMEOUT, "was not encoded within 3 s");
 	wait_log(&r, "cancel", 1);
 	fs_vision_destroy(r.v);
 }
@@ -494,8 +494,8 @@ static void two_hosts_share_and_stand_in(void **state)
 {
 	enum { N = 8 };
 	struct rig r;
-	prepare(&r, "--delay 200 --die-at 0 --once %O"); /* one of its answers is lost */
-	expand(&r, r.command2, sizeof(r.command2), "--delay 200");
+	prepare(&r, "--delay 1500 --die-at 0 --once %O"); /* one of its answers is lost */
+	expand(&r, r.command2, sizeof(r.command2), "--delay 1500");
 	add_host(&r, &sshd2, r.host2, r.command2);
 	start(&r);
 	wait_state(&r, 0, FS_HOST_UP);
@@ -528,7 +528,7 @@ static void second_host_with_another_model_is_refused(void **state)
 	struct rig r;
 	prepare(&r, "");
 	expand(&r, r.command2, sizeof(r.command2),
-	        "--fingerprint ffffffffffffffffffffffffffffffff --starting 300");
+	        "--fingerprint ffffffffffffffffffffffffffffffff --starting 5000");
 	add_host(&r, &sshd2, r.host2, r.command2);
 	start(&r);
 	wait_state(&r, 0, FS_HOST_UP);
