@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define WAIT_MS 20000
+#define WAIT_MS 60000
 
 static inline int http_dial(const struct fs_http *server)
 {

@@ -190,7 +190,7 @@ static size_t read_all(int fd, char *buf, size_t cap)
 	size_t n = 0;
 	while (n < cap) {
 		struct pollfd p = {.fd = fd, .events = POLLIN};
-		assert_int_equal(poll(&p, 1, 10000), 1);
+		assert_int_equal(poll(&p, 1, 60000), 1);
 		ssize_t r = read(fd, buf + n, cap - n);
 		if (r <= 0)
 			break;
@@ -235,13 +235,13 @@ static void child_end_reaches_the_group(void **state)
 	assert_int_equal(fs_child_start(&c, argv, NULL, false, false, NULL), FS_OK);
 	char buf[32] = "";
 	struct pollfd p = {.fd = c.out, .events = POLLIN};
-	assert_int_equal(poll(&p, 1, 10000), 1);
+	assert_int_equal(poll(&p, 1, 60000), 1);
 	assert_true(read(c.out, buf, sizeof(buf) - 1) > 0);
 	pid_t grandchild = (pid_t)atoi(buf);
 	assert_int_equal(kill(grandchild, 0), 0);
 	fs_child_end(&c, 50);
 	/* init reaps it in its own time: gone, or a zombie */
-	int64_t until = fs_deadline_ms(10000);
+	int64_t until = fs_deadline_ms(60000);
 	bool gone = false;
 	while (!gone && fs_now() < until) {
 		char path[64], st[256] = "";

@@ -113,7 +113,7 @@ static void read_until(int fd, char *buf, size_t cap, const char *until)
 	buf[0] = '\0';
 	while (n + 1 < cap && !(until && strstr(buf, until))) {
 		struct pollfd p = {.fd = fd, .events = POLLIN};
-		assert_int_equal(poll(&p, 1, 20000), 1);
+		assert_int_equal(poll(&p, 1, 60000), 1);
 		ssize_t r = read(fd, buf + n, cap - 1 - n);
 		if (r <= 0)
 			break;
