@@ -12,7 +12,7 @@ HELLO, ENC, DATA, ROWS, ERR, CANCEL, PING, PONG, STATE, BYE = range(1, 11)
 F32, F16 = 0, 1
 # enum fs_err, as positive numbers on the wire
 EINVAL, EIO, EFORMAT, ETIMEOUT, ECANCELLED, EUNAVAILABLE, ELIMIT, ENOTSUP = 1, 3, 4, 5, 6, 7, 8, 9
-LIMIT_S = 20  # of any single wait; generous, since nothing here measures time
+LIMIT_S = 60  # of any single wait; generous, since nothing here measures time
 
 
 class Gone(Exception):
