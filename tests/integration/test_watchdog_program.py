@@ -188,7 +188,7 @@ def test_settings_are_documented():
 
 
 def test_idle_watchdog_ends(watchdog):
-    h = watchdog(idle_exit_s=1).start()
+    h = watchdog(idle_exit_s=5).start()  # enough to be asked for a channel before
     c = h.channel()
     c.send(fc.BYE)
     c.gone()
