@@ -168,7 +168,7 @@ def test_a_half_closed_client_is_told(servers):
 
 def test_deadlines_end_requests(slow_host, servers):
     server = servers(slow_host).wait_for_eyes()
-    status, reply = server.chat(lab.user("What is it?", picture("delay=600000")), timeout_s=1)
+    status, reply = server.chat(lab.user("What is it?", picture("delay=600000")), timeout_s=3)
     assert status == 504 and reply["error"]["code"] == "timeout"
     check_idle(server, "encode", "deadline")
 

@@ -226,7 +226,7 @@ def test_one_encode_for_all_who_ask(servers, fake):
     for c in clients:
         c.close()
     assert len(fake.events("enc ")) == 1
-    clients = [server.send("/v1/chat/completions", {"messages": [user("x", picture("delay=2000 b"))]}) for _ in range(3)]
+    clients = [server.send("/v1/chat/completions", {"messages": [user("x", picture("delay=5000 b"))]}) for _ in range(3)]
     wait_for(lambda: len(fake.events("enc ")) == 2 and server.phases() == ["encode"] * 3, "the encode, awaited by all")
     clients[0].close()
     assert [lab.read_answer(c)[0] for c in clients[1:]] == [200] * 2
@@ -236,12 +236,12 @@ def test_one_encode_for_all_who_ask(servers, fake):
 # ---- the start ----
 
 def test_what_can_not_start_ends_the_start(tmp_path):
-    real = {**REAL, "ready_timeout_s": 1}
-    assert "/nowhere.gguf: No such file" in start_and_fail(tmp_path, {**real, "mmproj": "/nowhere.gguf"})
-    assert "can not execute /nowhere/encoder" in start_and_fail(tmp_path, {**real, "exe": "/nowhere/encoder"})
-    assert "was not ready after 1 s" in start_and_fail(tmp_path, {**real, "exe": str(Fake(tmp_path, "--mute").exe)})
-    assert "answered nonsense" in start_and_fail(tmp_path, {**real, "exe": shutil.which("echo")})
-    assert f"rows of 7 values, the text model takes {EMBD}" in start_and_fail(tmp_path, {**real, "exe": str(Fake(tmp_path, "--embd 7").exe)})
+    assert "/nowhere.gguf: No such file" in start_and_fail(tmp_path, {**REAL, "mmproj": "/nowhere.gguf"})
+    assert "can not execute /nowhere/encoder" in start_and_fail(tmp_path, {**REAL, "exe": "/nowhere/encoder"})
+    mute = {**REAL, "ready_timeout_s": 1, "exe": str(Fake(tmp_path, "--mute").exe)}
+    assert "was not ready after 1 s" in start_and_fail(tmp_path, mute)
+    assert "answered nonsense" in start_and_fail(tmp_path, {**REAL, "exe": shutil.which("echo")})
+    assert f"rows of 7 values, the text model takes {EMBD}" in start_and_fail(tmp_path, {**REAL, "exe": str(Fake(tmp_path, "--embd 7").exe)})
 
 
 def test_an_elastic_one_that_can_not_start_leaves_text_alone(servers):

@@ -406,7 +406,7 @@ def test_pictures_keep_their_places_when_hosts_finish_out_of_order(two_hosts, se
     def picture(words, salt):
         return "data:;base64," + base64.b64encode(PICTURE.read_bytes() + f"FAKE {words}\n{salt}".encode()).decode()
 
-    slow, quick, last = picture("delay=400", "1"), picture("delay=0", "22"), picture("delay=0", "333")
+    slow, quick, last = picture("delay=3000", "1"), picture("delay=0", "22"), picture("delay=0", "333")
     prompt, _, reports = ask(slow, quick, last)
     assert all("enc" in h.encodes.read_text() for h in two_hosts) and reports[0]["total_ms"] > reports[1]["total_ms"]
     # Now nothing is waited for: had the quick one come to stand first, its place would not be found again.

@@ -252,7 +252,7 @@ def test_encoder_that_dies_is_one_error(fake_host, start):
 
 
 def test_a_picture_has_a_deadline(fake_host, start):
-    child = start(fake_host, STRATA_VISION_TIMEOUT="1")
+    child = start(fake_host, STRATA_VISION_TIMEOUT="4")
     child.ready()
     line = child.answer_of(fake("delay=60000"))
     assert line.startswith("ERR ") and "was not encoded within" in line  # whoever of the two notices first

@@ -53,7 +53,7 @@ def is_gone(pid):
 
 
 def test_running_answers_end_after_the_first_signal(servers):
-    server = servers(drain_s=60, context=CONTEXT)
+    server = servers(drain_s=3600, context=CONTEXT)
     request = {**LONG, "max_tokens": 4000}
     streaming = server.send(CHAT, {**request, "stream": True})
     first = read_until(streaming, b"data: ")

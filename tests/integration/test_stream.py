@@ -95,7 +95,7 @@ def test_killed_in_the_encode(host, servers, tmp_path):
     host.configure(encoder=str(lab.FAKE_ENCODER), extended=True, encoder_args=["--embd", "192", "--rows", "6x6"])
     host.start()
     server = servers(host, cache_mb=0).wait_for_eyes()  # so that the same picture is encoded again
-    request = {"messages": [lab.user(QUESTION, lab.png_with(PICTURE, "delay=1500"))], "stream": True, "max_tokens": 8, "temperature": 0}
+    request = {"messages": [lab.user(QUESTION, lab.png_with(PICTURE, "delay=3000"))], "stream": True, "max_tokens": 8, "temperature": 0}
     undisturbed = lab.read_answer(start(server, "whole", request))[2]
     client = start(server, "e/1", request)
     lab.wait_for(lambda: server.phases() == ["encode"], "the encode")
@@ -206,6 +206,7 @@ def test_a_new_request_takes_the_place_of_the_old(server):
     assert status == 200 and new.endswith(b"data: [DONE]\n\n")
     assert not lab.read_answer(old)[2].endswith(new[-200:])
     lab.read_answer(reader)
+    lab.wait_for(lambda: not server.live(), "the end of both")
     assert [r.get("cause") for r in server.history()[:2]].count("deleted") == 1
     assert get(server, "r")[2] == re.sub(rb": keep-alive\n\n", b"", new)
 
@@ -313,8 +314,8 @@ def test_status_metrics_and_history_know_conversations(server):
     client = start(server, "f", body(max_tokens=1_000_000, ignore_eos=True))
     lab.wait_for(lambda: server.phases() == ["decode"], "the engine at work")
     assert server.live()[0]["conversation"]
-    now = server.status()["streams"]
-    assert (now["live"], now["completed"], now["readers"], now["opened"]) == (1, 0, 1, 1) and now["bytes"] > 0
+    now = lab.wait_for(lambda: (s := server.status()["streams"])["bytes"] > 0 and s, "the first bytes")
+    assert (now["live"], now["completed"], now["readers"], now["opened"]) == (1, 0, 1, 1)
     lab.read_answer(start(server, "f"))
     lab.read_answer(client)
     server.chat(lab.user("Hello!"), max_tokens=1)

@@ -128,8 +128,8 @@ def test_killed_server_leaves_no_encoder(pair):
     p.see()
     encoder, = p.box.encoders()
     p.quiet()
-    p.server.process.kill()
     begun = time.monotonic()
+    p.server.process.kill()
     wait_for(lambda: not p.box.encoders(), "the encoder's end", PROMISED_S)
     assert time.monotonic() - begun >= 0.9, "the encoder was ended before its time"
     assert "failed probe 2 of 2" in p.box.watchdog_log() and "failed probe 3" not in p.box.watchdog_log()
