@@ -279,8 +279,8 @@ static void paced(void **state)
 
 /* ---- a card that fails ---- */
 
-/* Operations at which it fails: the first, the last, some between. */
-#define N_PLACES 6
+/* Operations at which it fails: the first, the last, and so many between that one is a step's upload. */
+#define N_PLACES 211
 
 static void places(struct fs_engine *en, const struct text *want, int at[N_PLACES])
 {
