@@ -65,7 +65,7 @@ def test_while_its_body_arrives(servers):
 
 def test_while_its_body_is_parsed(servers):
     server = servers(max_body_mb=64)
-    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "metadata": [[0]] * 9_000_000})
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "metadata": [0.1234567890123456] * 1_900_000})
     client = server.send("/v1/chat/completions", body)
     lab.wait_for(lambda: "parse" in server.phases() or server.history(), "a request in parse")
     client.close()
