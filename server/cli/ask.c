@@ -232,6 +232,7 @@ static int read_options(struct ask *a, int argc, char **argv, struct fs_errbuf *
 		switch (opt) {
 		case 's':
 			a->server = optarg;
+			rc = cli_server_url(optarg, e);
 			break;
 		case 'c':
 			a->config = optarg;

@@ -51,6 +51,8 @@ struct cli_server {
 	char url[512];  /* without a '/' at its end */
 	char key[1024]; /* sent as "Authorization: Bearer"; "" = none */
 };
+/* Whether --server may be this. FS_EINVAL. */
+int cli_server_url(const char *text, struct fs_errbuf *e);
 /*
  * The server of `given` (a URL), else FARSIGHT_SERVER, else the config's "listen". The key is
  * FARSIGHT_API_KEY; else the config's first, for the server of the config alone.

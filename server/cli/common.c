@@ -92,6 +92,13 @@ static int url_of_listen(const char *listen, char *url, size_t cap, struct fs_er
 	return FS_OK;
 }
 
+int cli_server_url(const char *text, struct fs_errbuf *e)
+{
+	bool good = strlen(text) < sizeof(((struct cli_server *)0)->url) &&
+	            (!strncmp(text, "http://", 7) || !strncmp(text, "https://", 8));
+	return good ? FS_OK : fs_fail(e, FS_EINVAL, "--server takes an http(s) URL, not \"%.200s\"", text);
+}
+
 int cli_server_find(const struct fs_config *c, const char *given, struct cli_server *out, struct fs_errbuf *e)
 {
 	const char *env = getenv("FARSIGHT_SERVER"), *key = getenv("FARSIGHT_API_KEY");
@@ -106,9 +113,9 @@ int cli_server_find(const struct fs_config *c, const char *given, struct cli_ser
 	size_t n = strlen(given);
 	while (n > 0 && given[n - 1] == '/')
 		n--;
-	if (n >= sizeof(out->url) ||
-	        (strncmp(given, "http://", 7) != 0 && strncmp(given, "https://", 8) != 0))
-		return fs_fail(e, FS_EINVAL, "--server takes an http(s) URL, not \"%.200s\"", given);
+	rc = cli_server_url(given, e);
+	if (rc)
+		return rc;
 	memcpy(out->url, given, n);
 	/* the config's key belongs to the config's server and is told to no other */
 	if ((!key || !*key) && c->api_key.n && strcmp(out->url, own) == 0)

@@ -253,6 +253,8 @@ int cli_status(int argc, char **argv)
 		switch (opt) {
 		case 's':
 			server = optarg;
+			if (cli_server_url(server, &e))
+				return cli_misused("status", "%s", e.text);
 			break;
 		case 'c':
 			config = optarg;

@@ -310,7 +310,8 @@ static void end_line(struct run *r)
 	r->line_n = 0;
 }
 
-static void read_stderr(struct run *r, struct fs_ssh *ssh, bool *moved)
+/* Whether there was any. */
+static bool read_stderr(struct run *r, struct fs_ssh *ssh)
 {
 	char buf[2048];
 	ssize_t n = fs_ssh_read_stderr(ssh, buf, sizeof(buf));
@@ -320,7 +321,7 @@ static void read_stderr(struct run *r, struct fs_ssh *ssh, bool *moved)
 		else if (r->line_n < sizeof(r->line) - 1)
 			r->line[r->line_n++] = buf[i];
 	}
-	*moved = *moved || n > 0;
+	return n > 0;
 }
 
 /* After a sleep of this machine the host may have given the connection up, or may be asleep itself: silence
@@ -393,8 +394,7 @@ static int turn(struct run *r, struct fs_ssh *ssh, struct fs_errbuf *e)
 	int rc;
 	if ((rc = drop_ended_jobs(r, e)) || (rc = fs_link_send(&r->link, &moved, e)))
 		return rc;
-	read_stderr(r, ssh, &moved);
-	moved = false;
+	read_stderr(r, ssh);
 	if ((rc = fs_link_receive(&r->link, &moved, e)) || (rc = check_times(r, &next, e)))
 		return rc;
 	/* comes back at once when there is something to send, or more to receive */
@@ -431,11 +431,8 @@ int fs_host_serve(struct fs_host *h, struct fs_ssh *ssh, bool *greeted, struct f
 		say_bye(r, ssh);
 	/* What it said last tells more than how the channel ended; a host that never stops talking is not
 	 * heard out. */
-	bool moved = true;
-	for (int i = 0; rc && moved && i < STDERR_LAST_READS; i++) {
-		moved = false;
-		read_stderr(r, ssh, &moved);
-	}
+	for (int i = 0; rc && i < STDERR_LAST_READS && read_stderr(r, ssh); i++)
+		;
 	end_line(r);
 	if (rc && !r->link.hello_seen && rc == FS_EFORMAT)
 		fs_fail_prefix(e, rc,

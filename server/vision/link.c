@@ -11,7 +11,7 @@
 
 #define OUT_CAP (FS_FRAME_CHUNK + 4096) /* one chunk, its header, an ENC, and control frames in front */
 #define CONTROL_MAX ((size_t)256 * 1024)
-#define RECEIVE_TURN ((size_t)4 << 20) /* bytes before sending gets its turn */
+#define TURN ((size_t)4 << 20) /* bytes one way before the other way gets its turn */
 #define BULK                                                                                                 \
 	((size_t)64 * 1024)  /* unsent bytes whose shrinking proves a living peer: more than pings can be */
 #define FRAMES_A_SECOND 2000 /* beside rows; ten times what the fastest encoder needs */
@@ -122,7 +122,7 @@ static void refill(struct fs_link *l)
 
 int fs_link_send(struct fs_link *l, bool *moved, struct fs_errbuf *e)
 {
-	for (;;) {
+	for (size_t turn = 0; turn < TURN;) {
 		if (l->out_at == l->out_n)
 			refill(l);
 		if (l->out_n == 0)
@@ -133,9 +133,11 @@ int fs_link_send(struct fs_link *l, bool *moved, struct fs_errbuf *e)
 		if (w == 0)
 			return FS_OK;
 		*moved = true;
+		turn += (size_t)w;
 		l->out_at += (size_t)w;
 		l->up += (uint64_t)w;
 	}
+	return FS_OK;
 }
 
 /* ---- receiving ---- */
@@ -238,7 +240,7 @@ static uint8_t *destination(struct fs_link *l, size_t *n)
 
 int fs_link_receive(struct fs_link *l, bool *moved, struct fs_errbuf *e)
 {
-	for (size_t turn = 0; turn < RECEIVE_TURN;) {
+	for (size_t turn = 0; turn < TURN;) {
 		size_t n;
 		uint8_t *to = destination(l, &n);
 		ssize_t r = fs_ssh_read(l->ssh, to, n, e);
