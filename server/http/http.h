@@ -88,10 +88,10 @@ void fs_http_destroy(struct fs_http *h);
 struct fs_http_request *fs_http_ref(struct fs_http_request *r);
 void fs_http_unref(struct fs_http_request *r);
 struct fs_cancel *fs_http_cancel(struct fs_http_request *r); /* borrowed */
-/* The body, [len] bytes; valid while the request lives. */
+/* The body, [len] bytes; valid while the request lives, unless it is dropped. */
 const char *fs_http_body(const struct fs_http_request *r, size_t *len);
-/* It is not needed any more: its memory, which counts for max_bodies, is another request's. By who holds r
- * and nobody else reads. */
+/* The body is not needed any more: its memory, which counts for max_bodies, goes. For the thread that answers
+ * r, once nobody reads the body. */
 void fs_http_drop_body(struct fs_http_request *r);
 int64_t fs_http_arrived(const struct fs_http_request *r); /* monotonic ns */
 /* What the request said; all valid while it lives. A header that came twice gives the first; NULL when
